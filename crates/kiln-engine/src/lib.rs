@@ -95,7 +95,7 @@ pub use request::{
     Rng, ScheduleKind, cache_threshold,
 };
 pub use residency::{WeightBytes, WeightResidency, plan_residency};
-pub use session::Session;
+pub use session::{LoadedEngine, Session};
 pub use settings::{CudaGraphs, Device, Isa, Precision, Settings};
 pub use setup::Setup;
 pub use sink::{GeneratedImage, Sink};

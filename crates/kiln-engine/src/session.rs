@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
 
 use kiln_base::lock;
 use kiln_model::Event;
@@ -16,6 +17,25 @@ use crate::settings::Settings;
 use crate::setup::Setup;
 use crate::sink::Sink;
 
+/// A model that a session has loaded.
+#[derive(Clone, Debug)]
+pub struct LoadedEngine {
+    /// Its device and precision.
+    pub info: EngineInfo,
+    /// The model.
+    pub model: Arc<Model>,
+    /// How long loading took.
+    pub load_time: Duration,
+    /// Bytes that its device has left, if known.
+    pub free_memory: Option<u64>,
+}
+
+/// An engine, and how long loading it took.
+struct Entry {
+    engine: Box<dyn Engine>,
+    load_time: Duration,
+}
+
 /// Keeps models loaded, and switches model and LoRAs as requests need them.
 pub struct Session {
     settings: Settings,
@@ -26,7 +46,7 @@ pub struct Session {
     /// Held while generating or loading.
     exclusive: Mutex<()>,
     /// Least recently used first: the last one is the current one.
-    loaded: RwLock<Vec<Box<dyn Engine>>>,
+    loaded: RwLock<Vec<Entry>>,
 }
 
 impl Session {
@@ -41,16 +61,22 @@ impl Session {
         Session { model_memory: bytes, ..self }
     }
 
-    /// The device and the model of every loaded engine, least recently used first.
-    pub fn loaded(&self) -> Vec<(EngineInfo, Arc<Model>)> {
-        self.read().iter().map(|engine| (engine.info().clone(), Arc::clone(engine.model()))).collect()
+    /// The loaded models, least recently used first.
+    pub fn loaded(&self) -> Vec<LoadedEngine> {
+        let describe = |Entry { engine, load_time }: &Entry| LoadedEngine {
+            info: engine.info().clone(),
+            model: Arc::clone(engine.model()),
+            load_time: *load_time,
+            free_memory: engine.free_memory(),
+        };
+        self.read().iter().map(describe).collect()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Box<dyn Engine>>> {
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Box<dyn Engine>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
         self.loaded.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,15 +88,15 @@ impl Session {
 
     /// Makes a model the current one; loads it if it isn't loaded.
     fn load_model(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<()> {
-        let is_current = |engine: &dyn Engine| Arc::ptr_eq(engine.model(), model);
-        if self.read().last().is_some_and(|engine| is_current(&**engine)) {
+        let is_current = |entry: &Entry| Arc::ptr_eq(entry.engine.model(), model);
+        if self.read().last().is_some_and(is_current) {
             return Ok(());
         }
         {
             let mut loaded = self.write();
-            if let Some(index) = loaded.iter().position(|engine| is_current(&**engine)) {
-                let engine = loaded.remove(index);
-                loaded.push(engine);
+            if let Some(index) = loaded.iter().position(is_current) {
+                let entry = loaded.remove(index);
+                loaded.push(entry);
                 return Ok(());
             }
             // Dropped first, so that the limit holds while the new model is loaded.
@@ -78,31 +104,33 @@ impl Session {
                 loaded.remove(0);
             }
         }
-        let engine = match self.load_engine(model, sink) {
+        let entry = match self.load_entry(model, sink) {
             // Other models take the memory after all.
             Err(error) if error.is_out_of_memory() && !self.read().is_empty() => {
                 self.write().clear();
-                self.load_engine(model, sink)?
+                self.load_entry(model, sink)?
             }
-            engine => engine?,
+            entry => entry?,
         };
-        self.write().push(engine);
+        self.write().push(entry);
         Ok(())
     }
 
-    fn load_engine(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<Box<dyn Engine>> {
+    fn load_entry(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<Entry> {
+        let started = Instant::now();
         let setup = Setup::new(model, &self.settings, None)?;
         for note in setup.notes() {
             sink.event(&Event::Note(note.clone()));
         }
-        setup.load(sink)
+        let engine = setup.load(sink)?;
+        Ok(Entry { engine, load_time: started.elapsed() })
     }
 
     /// Loads the model and the LoRAs of this plan.
     fn load_for(&self, plan: &Plan, sink: &dyn Sink) -> Result<()> {
         self.load_model(&plan.model, sink)?;
         let mut loaded = self.write();
-        let Some(engine) = loaded.last_mut() else { return Ok(()) };
+        let Some(Entry { engine, .. }) = loaded.last_mut() else { return Ok(()) };
         for report in engine.set_loras(&plan.loras, plan.lora_partial)?.into_iter().flatten() {
             sink.event(&Event::LoraApplied { report: report.to_string() });
         }
@@ -131,9 +159,9 @@ impl Session {
     /// Returns how many images of a plan like this one run in one batch.
     pub fn batch_capacity(&self, plan: &Plan) -> usize {
         let loaded = self.read();
-        let engine = loaded.iter().find(|engine| Arc::ptr_eq(engine.model(), &plan.model));
+        let entry = loaded.iter().find(|entry| Arc::ptr_eq(entry.engine.model(), &plan.model));
         // Unknown until the model is loaded.
-        engine.map_or(1, |engine| engine.batch_capacity(plan, self.max_batch))
+        entry.map_or(1, |entry| entry.engine.batch_capacity(plan, self.max_batch))
     }
 
     /// Generates the images of these tasks; consecutive tasks with the same model and LoRAs are batched. Returns when all
@@ -148,7 +176,7 @@ impl Session {
         for tasks in tasks.chunk_by(same) {
             let Some(tasks) = self.load_for_any(tasks) else { continue };
             let loaded = self.read();
-            let Some(engine) = loaded.last() else {
+            let Some(Entry { engine, .. }) = loaded.last() else {
                 end_all(tasks, Error::Load("the model is not loaded".into()));
                 continue;
             };
@@ -185,14 +213,14 @@ impl Session {
         let _exclusive = lock(&self.exclusive);
         self.load_model(model, sink)?;
         match self.read().last() {
-            Some(engine) => catch_panic(|| call(&**engine)),
+            Some(Entry { engine, .. }) => catch_panic(|| call(&**engine)),
             None => Err(Error::Load("the model is not loaded".into())),
         }
     }
 
     /// Waits until every task so far has ended.
     pub fn finish(&self) {
-        self.read().iter().for_each(|engine| engine.finish());
+        self.read().iter().for_each(|entry| entry.engine.finish());
     }
 
     /// Unloads all models.
@@ -202,8 +230,8 @@ impl Session {
     }
 }
 
-fn total_bytes(engines: &[Box<dyn Engine>]) -> u64 {
-    engines.iter().map(|engine| engine.model().file_bytes()).sum()
+fn total_bytes(loaded: &[Entry]) -> u64 {
+    loaded.iter().map(|entry| entry.engine.model().file_bytes()).sum()
 }
 
 /// Ends tasks that share a failure: the first with the error itself, the others with its message.

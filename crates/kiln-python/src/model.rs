@@ -63,7 +63,7 @@ impl Model {
         if process == std::process::id() {
             return Ok((model, session));
         }
-        if session.loaded().iter().any(|(info, _)| info.device.starts_with("cuda")) {
+        if session.loaded().iter().any(|loaded| loaded.info.device.starts_with("cuda")) {
             let what =
                 "this model was used on a GPU before the process was forked, and CUDA does not survive that";
             let hint =
@@ -282,7 +282,7 @@ impl Model {
         fields.set_item("has_text_encoder", model.text_encoder.is_some())?;
         let layers = model.text_encoder.as_ref().map(|encoder| encoder.config.output_layers().to_vec());
         fields.set_item("text_layers", layers)?;
-        let loaded = session.loaded().into_iter().next().map(|(info, _)| info);
+        let loaded = session.loaded().into_iter().next().map(|loaded| loaded.info);
         fields.set_item("device", loaded.as_ref().map(|info| info.device.clone()))?;
         fields.set_item("backend", loaded.as_ref().map(|info| info.backend.clone()))?;
         fields.set_item("dtype", loaded.as_ref().map(|info| info.dtype))?;

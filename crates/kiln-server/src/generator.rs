@@ -33,14 +33,14 @@ pub struct ModelInfo {
 }
 
 /// A LoRA that requests can name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoraInfo {
     /// Its name; in a subfolder with the folder's name and a slash before it.
     pub name: String,
     /// Words that it was trained with and that belong into a prompt.
     pub triggers: Vec<String>,
-    /// An image file that shows what it does.
-    pub preview: Option<PathBuf>,
+    /// Whether there is an image that shows what it does.
+    pub has_preview: bool,
 }
 
 /// A model that can be downloaded.
@@ -93,6 +93,12 @@ pub trait Catalogue: Send + Sync {
         self.loras().into_iter().map(|name| LoraInfo { name, ..LoraInfo::default() }).collect()
     }
 
+    /// An image file that shows what a LoRA does.
+    fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
+        let _ = name;
+        None
+    }
+
     /// The models that [`download`](Catalogue::download) accepts; none where downloads are not allowed.
     fn downloadable(&self) -> Vec<DownloadableModel> {
         Vec::new()
@@ -119,7 +125,7 @@ pub trait Catalogue: Send + Sync {
 }
 
 /// A model that is in memory.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadedModel {
     /// Its name.
     pub name: String,
@@ -129,6 +135,10 @@ pub struct LoadedModel {
     pub backend: String,
     /// The precision: `bf16`.
     pub dtype: String,
+    /// How long loading it took.
+    pub load_seconds: f64,
+    /// Bytes that its device has left, if known.
+    pub free_memory: Option<u64>,
 }
 
 /// Generates the images of jobs. Methods are called concurrently from several threads.

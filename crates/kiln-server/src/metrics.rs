@@ -166,12 +166,25 @@ impl Metrics {
             std::env::consts::OS
         );
         head(&mut out, "kiln_model_loaded", "gauge", "Models in memory, with their device and precision.");
-        for LoadedModel { name, device, backend, dtype } in &stats.models {
+        for LoadedModel { name, device, backend, dtype, .. } in &stats.models {
             let [name, device, backend, dtype] = [name, device, backend, dtype].map(|text| escape(text));
             let _ = writeln!(
                 out,
                 "kiln_model_loaded{{model=\"{name}\",device=\"{device}\",backend=\"{backend}\",dtype=\"{dtype}\"}} 1"
             );
+        }
+        head(&mut out, "kiln_model_load_seconds", "gauge", "How long loading each model in memory took.");
+        for LoadedModel { name, device, load_seconds, .. } in &stats.models {
+            let [name, device] = [name, device].map(|text| escape(text));
+            let _ = writeln!(
+                out,
+                "kiln_model_load_seconds{{model=\"{name}\",device=\"{device}\"}} {load_seconds:.3}"
+            );
+        }
+        head(&mut out, "kiln_device_free_bytes", "gauge", "Free memory of each device with a model.");
+        let free = stats.models.iter().filter_map(|model| Some((model.device.as_str(), model.free_memory?)));
+        for (device, free) in free.collect::<BTreeMap<_, _>>() {
+            let _ = writeln!(out, "kiln_device_free_bytes{{device=\"{}\"}} {free}", escape(device));
         }
         one(&mut out, "kiln_queue_length", "gauge", "Queued jobs.", stats.queued as u64);
         one(
@@ -278,6 +291,8 @@ mod tests {
             device: "cpu".into(),
             backend: "cpu (avx2)".into(),
             dtype: "f32".into(),
+            load_seconds: 1.5,
+            free_memory: Some(1 << 30),
         };
         let text = metrics.text(&ServerStats {
             queued: 3,
@@ -293,6 +308,8 @@ mod tests {
             assert!(value.parse::<f64>().is_ok(), "{line}");
         }
         assert!(text.contains("kiln_queue_length 3\n"));
+        assert!(text.contains("kiln_model_load_seconds{model=\"a \\\"b\\\"\",device=\"cpu\"} 1.500\n"));
+        assert!(text.contains("kiln_device_free_bytes{device=\"cpu\"} 1073741824\n"));
         assert!(text.contains(concat!(
             "kiln_build_info{version=\"",
             env!("CARGO_PKG_VERSION"),

@@ -169,15 +169,19 @@ impl Server {
             (queue.queued_count(), queue.active.len() - queue.planned().count())
         };
         let saved_images = self.store.count_images().unwrap_or(0);
-        let models = lock(&self.loaded_models).as_ref().map(|loaded| loaded()).unwrap_or_default();
         ServerStats {
             queued,
             running,
             queue_capacity: self.config.limits.queue,
             saved_images,
             decoding_peak: self.decode_budget.peak(),
-            models,
+            models: self.loaded_models(),
         }
+    }
+
+    /// The models that are in memory.
+    pub(crate) fn loaded_models(&self) -> Vec<LoadedModel> {
+        lock(&self.loaded_models).as_ref().map(|loaded| loaded()).unwrap_or_default()
     }
 
     /// Sets the function that tells which models are in memory.

@@ -104,7 +104,7 @@ fn models_stay_loaded_within_the_limit_and_the_least_recently_used_one_goes() {
     assert_eq!([0, 1, 0, 1].map(loads), [true, true, false, false], "both fit");
     assert_eq!([0, 2, 0].map(loads), [false, true, false], "the third replaces the one used longest ago");
     assert!(loads(1));
-    let names: Vec<_> = session.loaded().into_iter().map(|(_, model)| model.recorded_name()).collect();
+    let names: Vec<_> = session.loaded().into_iter().map(|loaded| loaded.model.recorded_name()).collect();
     assert_eq!(names, [models[0].model.recorded_name(), models[1].model.recorded_name()]);
 }
 

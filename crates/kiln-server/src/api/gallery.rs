@@ -198,7 +198,7 @@ fn load_thumbnail(server: &Server, row: &ImageRow) -> Result<Vec<u8>, ApiError> 
 }
 
 /// A thumbnail of an image file, as JPEG.
-pub(super) fn shrink(server: &Server, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub(crate) fn shrink(server: &Server, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
     let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
     let memory = kiln_image::decoding_bytes(name, bytes).map_err(failed)?;
     let busy = |_| ApiError::from(JobError::server("busy", "too many images are being decoded"));

@@ -34,7 +34,7 @@ pub(crate) struct LoraList {
 pub(crate) async fn details(State(server): State<Server>) -> Result<Response, ApiError> {
     let list = run_blocking(move || {
         let view = |lora: crate::LoraInfo| LoraView {
-            preview: lora.preview.is_some().then(|| format!("/v1/loras/preview?name={}", encode(&lora.name))),
+            preview: lora.has_preview.then(|| format!("/v1/loras/preview?name={}", encode(&lora.name))),
             name: lora.name,
             triggers: lora.triggers,
         };
@@ -63,9 +63,7 @@ pub(crate) async fn preview(
 ) -> Result<Response, ApiError> {
     let bytes = run_blocking(move || {
         let missing = || ApiError::not_found("preview of LoRA", &name);
-        let loras = server.catalogue.lora_details();
-        let path = loras.into_iter().find(|lora| lora.name == name).and_then(|lora| lora.preview);
-        let bytes = std::fs::read(path.ok_or_else(missing)?).map_err(|_| missing())?;
+        let bytes = server.catalogue.lora_preview(&name).ok_or_else(missing)?;
         shrink(&server, &name, &bytes)
     });
     Ok(response(StatusCode::OK, "image/jpeg", bytes.await?.into()))

@@ -45,6 +45,8 @@ pub(crate) use caller::Caller;
 use error::ApiError;
 pub(crate) use extract::{Path, Query};
 #[cfg(feature = "fleet")]
+pub(crate) use gallery::shrink;
+#[cfg(feature = "fleet")]
 pub(crate) use router::probes;
 pub use router::{openapi, router};
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::link::Link;
 use crate::Server;
-use crate::generator::ModelInfo;
+use crate::generator::{LoadedModel, LoraInfo, ModelInfo};
 use crate::server::WeakServer;
 use crate::store::now;
 
@@ -34,10 +34,10 @@ pub struct NodeRecord {
     pub version: String,
     /// The models it can generate with.
     pub models: Vec<NodeModel>,
-    /// The models that are in memory, each with its device.
-    pub loaded: Vec<(String, String)>,
-    /// Its LoRAs, with their trigger words.
-    pub loras: Vec<(String, Vec<String>)>,
+    /// The models that are in memory, each with its device and what that has left.
+    pub loaded: Vec<LoadedModel>,
+    /// Its LoRAs.
+    pub loras: Vec<LoraInfo>,
     /// Its VAEs.
     pub vaes: Vec<String>,
     /// Free memory of the machine, in bytes.
@@ -58,16 +58,14 @@ impl NodeRecord {
     fn new(link: &Link, server: &Server, worker: bool, started: i64, busy: f32) -> NodeRecord {
         let models = if worker { server.catalogue.models() } else { Vec::new() };
         let model = |info: ModelInfo| NodeModel { hash: server.catalogue.model_hash(&info.name), info };
-        let loaded = server.stats().models.into_iter().map(|model| (model.name, model.device)).collect();
-        let loras = if worker { server.catalogue.lora_details() } else { Vec::new() };
         NodeRecord {
             id: link.id.clone(),
             name: link.config.name.clone(),
             worker,
             version: env!("CARGO_PKG_VERSION").into(),
             models: models.into_iter().map(model).collect(),
-            loaded,
-            loras: loras.into_iter().map(|lora| (lora.name, lora.triggers)).collect(),
+            loaded: server.loaded_models(),
+            loras: if worker { server.catalogue.lora_details() } else { Vec::new() },
             vaes: if worker { server.catalogue.vaes() } else { Vec::new() },
             free_memory: free_memory(),
             speed: server.metrics.recent_seconds_per_cost(),
@@ -110,16 +108,12 @@ impl Announcer {
         Announcer { link: Arc::clone(link), worker, started: now(), busy: 0.0, known: Vec::new() }
     }
 
-    /// Announces this process until the server is gone; blocks.
-    pub(super) fn run(mut self, server: &WeakServer) {
+    /// Announces this process until the server is gone, and does other work in between; blocks.
+    pub(super) fn run(mut self, server: &WeakServer, mut work: impl FnMut(&Server)) {
         let interval = interval(&self.link);
         while let Some(server) = server.upgrade() {
             self.announce(&server);
-            if !self.worker
-                && let Err(error) = server.ledger.clean_up_occasionally(server.config.gallery)
-            {
-                tracing::warn!(%error, "failed to delete old images");
-            }
+            work(&server);
             drop(server);
             std::thread::sleep(interval);
         }

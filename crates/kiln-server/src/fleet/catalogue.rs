@@ -7,20 +7,22 @@ use kiln_base::lock;
 use kiln_engine::Request;
 
 use super::announce::NodeModel;
-use super::link::token;
+use super::link::{Link, token};
+use super::lora_previews;
 use super::replica::Replica;
 use crate::generator::{Catalogue, LoraInfo, ModelInfo, name};
 
 /// What a gateway's requests can name.
 pub(super) struct FleetCatalogue {
+    link: Arc<Link>,
     replica: Arc<Replica>,
     /// Models that were announced, by name: a job for one whose workers are all gone waits for the next.
     known: Mutex<BTreeMap<String, NodeModel>>,
 }
 
 impl FleetCatalogue {
-    pub(super) fn new(replica: &Arc<Replica>) -> FleetCatalogue {
-        FleetCatalogue { replica: Arc::clone(replica), known: Mutex::default() }
+    pub(super) fn new(link: &Arc<Link>, replica: &Arc<Replica>) -> FleetCatalogue {
+        FleetCatalogue { link: Arc::clone(link), replica: Arc::clone(replica), known: Mutex::default() }
     }
 
     pub(super) fn remember(&self, model: NodeModel) {
@@ -85,14 +87,14 @@ impl Catalogue for Arc<FleetCatalogue> {
 
     fn lora_details(&self) -> Vec<LoraInfo> {
         let nodes = self.replica.nodes();
-        let loras: BTreeMap<&String, &Vec<String>> =
-            nodes.iter().flat_map(|node| &node.loras).map(|(name, triggers)| (name, triggers)).collect();
-        let lora = |(name, triggers): (&String, &Vec<String>)| LoraInfo {
-            name: name.clone(),
-            triggers: triggers.clone(),
-            preview: None,
-        };
-        loras.into_iter().map(lora).collect()
+        let loras = nodes.iter().flat_map(|node| &node.loras).map(|lora| (&lora.name, lora));
+        loras.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
+    }
+
+    fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
+        let has_it = |lora: &LoraInfo| lora.name == name && lora.has_preview;
+        let known = self.replica.nodes().iter().any(|node| node.loras.iter().any(has_it));
+        if known { lora_previews::ask(&self.link, name) } else { None }
     }
 
     fn model_hash(&self, name: &str) -> Option<String> {

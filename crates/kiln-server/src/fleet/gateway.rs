@@ -1,16 +1,16 @@
 //! A gateway: a server that writes to the queue what it accepts, and reads from a replica of the queue's records.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use kiln_base::{hex, lock};
+use kiln_base::hex;
 use serde::Serialize;
 
 use super::FleetConfig;
 use super::announce::Announcer;
 use super::catalogue::FleetCatalogue;
+use super::housekeeping::Housekeeper;
 use super::link::{FleetError, Link, Written, is_present};
 use super::mirror;
 use super::objects::Objects;
@@ -26,37 +26,32 @@ use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
-/// How often what is beyond the gallery's limits is deleted.
-const CLEAN_UP: Duration = Duration::from_secs(60);
-
 /// Opens a gateway. `config` has a folder for the replica, which is made anew.
 pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<Server, FleetError> {
     let link = Link::open(fleet)?;
     clear(&config.folder);
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
     let store = Arc::new(store);
+    let files = Objects::open(&link, &store)?;
     let replica = Replica::new(&link);
-    let catalogue = Arc::new(FleetCatalogue::new(&replica));
+    let catalogue = Arc::new(FleetCatalogue::new(&link, &replica));
     let ledger = GatewayLedger {
         link: Arc::clone(&link),
         replica: Arc::clone(&replica),
         store: Arc::clone(&store),
-        files: Objects::new(&link, &store),
+        files: files.clone(),
         catalogue: Arc::clone(&catalogue),
-        cleaned: Mutex::new(Instant::now()),
     };
-    let files = Box::new(Objects::new(&link, &store));
-    let server = Server::new(config, Box::new(Arc::clone(&catalogue)), store, Box::new(ledger), files)
+    let (catalogue_of, ledger) = (Box::new(Arc::clone(&catalogue)), Box::new(ledger));
+    let server = Server::new(config, catalogue_of, store, ledger, Box::new(files.clone()))
         .map_err(|error| FleetError(error.to_string()))?;
     mirror::start(&server, &link, &replica, &catalogue);
     replica.catch_up(&link)?;
-    for job in server.store.uncalled_webhooks().unwrap_or_default() {
-        server.webhooks.call(&server, &job);
-    }
     let weak = server.downgrade();
+    let mut housekeeper = Housekeeper::new(&link, &replica, &files);
     std::thread::Builder::new()
         .name("announcing".into())
-        .spawn(move || Announcer::new(&link, false).run(&weak))
+        .spawn(move || Announcer::new(&link, false).run(&weak, |server| housekeeper.work(server)))
         .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
     server.set_ready();
     Ok(server)
@@ -76,7 +71,6 @@ struct GatewayLedger {
     store: Arc<Store>,
     files: Objects,
     catalogue: Arc<FleetCatalogue>,
-    cleaned: Mutex<Instant>,
 }
 
 impl GatewayLedger {
@@ -278,21 +272,8 @@ impl Ledger for GatewayLedger {
         self.touch_sized(name, client, size.map_or(0, |metadata| metadata.len()))
     }
 
-    fn clean_up_occasionally(&self, limits: GalleryLimits) -> Result<()> {
-        {
-            let mut cleaned = lock(&self.cleaned);
-            if cleaned.elapsed() < CLEAN_UP {
-                return Ok(());
-            }
-            *cleaned = Instant::now();
-        }
-        let (images, jobs) = self.store.beyond(limits)?;
-        for id in images {
-            self.delete_image(&id)?;
-        }
-        for id in jobs {
-            self.delete(JobRecord::record_key(&id))?;
-        }
+    fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
+        // The housekeeper's work.
         Ok(())
     }
 

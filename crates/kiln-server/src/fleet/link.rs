@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, UpdateErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::object_store::{self, ObjectStore};
 use async_nats::jetstream::stream::{self, RetentionPolicy};
 use async_nats::jetstream::{self, kv};
 use async_nats::{Client, ConnectOptions, Event};
@@ -64,7 +63,6 @@ pub(super) struct Link {
     pub(super) client: Client,
     pub(super) jetstream: jetstream::Context,
     pub(super) state: kv::Store,
-    pub(super) files: ObjectStore,
     pub(super) jobs: stream::Stream,
     pub(super) dead: stream::Stream,
 }
@@ -101,9 +99,9 @@ impl Link {
             let _ = sender.send(connect(&connecting).await);
         });
         let opened = opened.recv().map_err(|_| FleetError("the connection was closed".into()))?;
-        let (client, jetstream, state, files, jobs, dead) = opened?;
+        let (client, jetstream, state, jobs, dead) = opened?;
         let id = hex(random_bytes::<8>());
-        Ok(Arc::new(Link { runtime: Some(runtime), config, id, client, jetstream, state, files, jobs, dead }))
+        Ok(Arc::new(Link { runtime: Some(runtime), config, id, client, jetstream, state, jobs, dead }))
     }
 
     pub(super) fn handle(&self) -> tokio::runtime::Handle {
@@ -269,7 +267,7 @@ pub(super) fn token(name: &str) -> String {
     format!("{kept}-{}", &hex(Sha256::digest(name))[..12])
 }
 
-type Opened = (Client, jetstream::Context, kv::Store, ObjectStore, stream::Stream, stream::Stream);
+type Opened = (Client, jetstream::Context, kv::Store, stream::Stream, stream::Stream);
 
 async fn connect(config: &FleetConfig) -> Result<Opened> {
     let mut options = ConnectOptions::new()
@@ -360,20 +358,7 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
             .await
             .map_err(|error| missing(&error))?,
     };
-    let bucket = format!("{name}_FILES");
-    let files = match jetstream.get_object_store(&bucket).await {
-        Ok(files) => files,
-        Err(_) => jetstream
-            .create_object_store(object_store::Config {
-                bucket,
-                description: Some("Kiln's inputs and images".into()),
-                num_replicas: config.replicas,
-                ..object_store::Config::default()
-            })
-            .await
-            .map_err(|error| missing(&error))?,
-    };
-    Ok((client, jetstream, state, files, jobs, dead))
+    Ok((client, jetstream, state, jobs, dead))
 }
 
 /// Most bytes of a record: a request of ten prompts, and a long recipe.

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | stream `KILN_JOBS`, subjects `kiln.jobs.MODEL` | tickets: one for each unfinished job; work-queue retention, explicit acks |
 //! | bucket `KILN_STATE` | records, changed by compare-and-set: `job.ID`, `image.ID`, `mark.ID`, `plot.ID`, `input.HASH.CLIENT`, `session.HASH`, `node.ID`, `model.NAME` |
-//! | object store `KILN_FILES` | inputs and images, named by the SHA-256 of their content |
+//! | object store `KILN_FILES`, or a bucket of S3 | inputs and images, named by the SHA-256 of their content |
 //! | stream `KILN_DEAD` | dead letters: jobs that killed two workers or failed three times |
 //! | subjects `kiln.progress.ID`, `kiln.preview.ID`, `kiln.watch.ID` | what may be lost |
 //!
@@ -36,7 +36,9 @@ mod admin;
 mod announce;
 mod catalogue;
 mod gateway;
+mod housekeeping;
 mod link;
+mod lora_previews;
 mod mirror;
 mod objects;
 mod records;
@@ -51,6 +53,7 @@ pub use admin::{FleetJob, QueueAdmin};
 pub use announce::{NodeModel, NodeRecord};
 pub use gateway::open_gateway;
 pub use link::FleetError;
+pub use objects::S3Config;
 pub use worker::{FleetWorker, open_worker};
 
 /// How to reach the queue.
@@ -72,6 +75,10 @@ pub struct FleetConfig {
     pub ack_wait: Duration,
     /// Copies of everything, on a cluster of NATS servers.
     pub replicas: usize,
+    /// A bucket for inputs and images, in place of the NATS servers; the same for the whole fleet.
+    pub s3: Option<S3Config>,
+    /// Files that no record names are deleted at this age.
+    pub orphan_age: Duration,
     /// Name of this process in lists and logs.
     pub name: String,
 }
@@ -88,6 +95,8 @@ impl FleetConfig {
             certificate: None,
             ack_wait: Duration::from_secs(30),
             replicas: 1,
+            s3: None,
+            orphan_age: Duration::from_secs(24 * 3600),
             name: String::new(),
         }
     }

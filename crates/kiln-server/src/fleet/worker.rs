@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::FleetConfig;
 use super::announce::Announcer;
 use super::link::{FleetError, Link};
+use super::lora_previews;
 use super::objects::Objects;
 use super::records::{ImageRecord, JobRecord};
 use super::replica::Replica;
@@ -33,7 +34,7 @@ use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
-/// How long a loaded model elsewhere may be busy before this worker loads it, too, in seconds.
+/// How long loading a model takes that nobody has loaded yet, in seconds.
 const LOAD_SECONDS: f64 = 8.0;
 /// How many jobs of a loaded model go before older ones of another.
 const MAX_IN_A_ROW: u32 = 8;
@@ -83,7 +84,7 @@ pub fn open_worker(
         server: Mutex::new(None),
     };
     let ledger = Arc::new(ledger);
-    let files = Box::new(Objects::new(&link, &store));
+    let files = Box::new(Objects::open(&link, &store)?);
     let server = Server::new(config, catalogue, store, Box::new(Arc::clone(&ledger)), files)
         .map_err(|error| FleetError(error.to_string()))?;
     *lock(&ledger.server) = Some(server.downgrade());
@@ -167,6 +168,11 @@ impl FleetWorker {
             }
         };
         link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), before, after));
+        link.handle().spawn(lora_previews::answer(
+            link.client.clone(),
+            link.subject("lora", "preview"),
+            self.server.downgrade(),
+        ));
         let (subject, client) = (link.subject("watch", "*"), link.client.clone());
         let (server, wishes) = (self.server.downgrade(), Arc::clone(wishes));
         link.handle().spawn(async move {
@@ -194,7 +200,7 @@ impl FleetWorker {
         self.tickets.note_abilities(&self.server);
         let mut announcer = Announcer::new(&self.tickets.link, true);
         announcer.announce(&self.server);
-        thread("announcing").spawn(move || announcer.run(&server))?;
+        thread("announcing").spawn(move || announcer.run(&server, |_| {}))?;
         let (tickets, server) = (Arc::downgrade(&self.tickets), self.server.downgrade());
         let pause = self.tickets.link.config.ack_wait / 3;
         thread("in progress").spawn(move || {
@@ -211,6 +217,7 @@ impl FleetWorker {
             wishes: Arc::clone(wishes),
             last_model: String::new(),
             in_a_row: 0,
+            load_seconds: HashMap::new(),
             polled: Instant::now(),
             fruitless: None,
         };
@@ -250,6 +257,8 @@ struct Feeder {
     last_model: String,
     /// How many jobs in a row had that model.
     in_a_row: u32,
+    /// How long loading each model took here.
+    load_seconds: HashMap<String, f64>,
     /// When tickets were last pulled without a queued job in sight.
     polled: Instant,
     /// When there was no ticket although a job was queued.
@@ -289,6 +298,8 @@ impl Feeder {
 
     /// Claims one job of the first model that has one, loaded models first.
     fn claim(&mut self, server: &Server, poll: bool) {
+        let loaded = server.loaded_models().into_iter();
+        self.load_seconds.extend(loaded.map(|model| (model.name, model.load_seconds)));
         let mut models: Vec<String> =
             lock(&self.tickets.abilities).models.iter().map(|(model, _)| model.clone()).collect();
         let stays = self.in_a_row < MAX_IN_A_ROW;
@@ -337,7 +348,7 @@ impl Feeder {
         let others =
             nodes.iter().filter(|node| node.worker && !node.draining && node.id != self.tickets.link.id);
         let loaded: Vec<_> =
-            others.filter(|node| node.loaded.iter().any(|(name, _)| name == model)).collect();
+            others.filter(|node| node.loaded.iter().any(|loaded| loaded.name == model)).collect();
         if loaded.is_empty() {
             return true;
         }
@@ -345,7 +356,10 @@ impl Feeder {
         let work: f64 =
             state.jobs.values().filter(|job| job.record.model == model).map(|job| job.record.cost).sum();
         let speed: f64 = loaded.iter().map(|node| 1.0 / node.speed.unwrap_or(0.25).max(1e-6)).sum();
-        work / speed > LOAD_SECONDS
+        let own = self.load_seconds.get(model).copied();
+        let theirs = loaded.iter().flat_map(|node| &node.loaded).filter(|loaded| loaded.name == model);
+        let load = own.or_else(|| theirs.map(|loaded| loaded.load_seconds).reduce(f64::max));
+        work / speed > load.unwrap_or(LOAD_SECONDS)
     }
 }
 

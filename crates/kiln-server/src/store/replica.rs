@@ -3,7 +3,7 @@
 use rusqlite::params;
 use sha2::{Digest, Sha256};
 
-use super::{GalleryLimits, JobRow, Store, StoreError, retention, to_json};
+use super::{FileKind, GalleryLimits, JobRow, Store, StoreError, retention, to_json};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -113,6 +113,17 @@ impl Store {
             self.reader()
                 .query_row("SELECT count(*) FROM pictures WHERE file = ?", [file], |row| row.get(0))?;
         Ok(count > 1)
+    }
+
+    /// The files that images and claims of inputs name.
+    pub(crate) fn known_files(&self) -> Result<Vec<(FileKind, String)>> {
+        let db = self.reader();
+        let mut query = db.prepare("SELECT 0, file FROM pictures UNION SELECT 1, hash FROM inputs")?;
+        let row = |row: &rusqlite::Row<'_>| {
+            let kind = if row.get::<_, i64>(0)? == 0 { FileKind::Image } else { FileKind::Input };
+            Ok((kind, row.get(1)?))
+        };
+        Ok(query.query_map([], row)?.collect::<std::result::Result<_, _>>()?)
     }
 
     /// The ids of images and jobs beyond the limits.

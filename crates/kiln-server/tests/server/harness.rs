@@ -47,8 +47,11 @@ impl Catalogue for TestCatalogue {
     }
 
     fn lora_details(&self) -> Vec<LoraInfo> {
-        let preview = Some(concat!(env!("CARGO_MANIFEST_DIR"), "/page/icon-512.png").into());
-        vec![LoraInfo { name: "ink".into(), triggers: vec!["inkwash".into()], preview }]
+        vec![LoraInfo { name: "ink".into(), triggers: vec!["inkwash".into()], has_preview: true }]
+    }
+
+    fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
+        (name == "ink").then(|| include_bytes!("../../page/icon-512.png").to_vec())
     }
 
     fn downloadable(&self) -> Vec<DownloadableModel> {

@@ -6,6 +6,8 @@ mod attacks;
 mod batching;
 mod check;
 mod downloads;
+#[cfg(feature = "s3")]
+mod fake_s3;
 mod fake_trainer;
 mod faults;
 mod fields;

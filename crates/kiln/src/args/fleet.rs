@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kiln_server::fleet::FleetConfig;
+use kiln_server::fleet::{FleetConfig, S3Config};
 
 use super::GeneratorArgs;
 
@@ -45,6 +45,11 @@ pub struct FleetArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub queue_replicas: u32,
 
+    /// Bucket for inputs and images in place of the NATS servers: s3://BUCKET or s3://BUCKET/PREFIX, with the AWS_*
+    /// variables of the AWS tools; the same for the whole fleet
+    #[arg(long, value_name = "URL", env = "KILN_QUEUE_FILES")]
+    pub queue_files: Option<String>,
+
     /// Name of this process in lists and logs [default: the machine's name]
     #[arg(long, value_name = "NAME", env = "KILN_NODE_NAME")]
     pub node_name: Option<String>,
@@ -61,6 +66,7 @@ impl FleetArgs {
             certificate: self.queue_cert.clone().zip(self.queue_key.clone()),
             ack_wait: Duration::from_secs(self.ack_wait.into()),
             replicas: self.queue_replicas as usize,
+            s3: self.queue_files.as_deref().map(S3Config::from_env),
             name: self.node_name.clone().unwrap_or_else(machine_name),
             ..FleetConfig::new(servers.to_vec())
         }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use kiln_server::LoadedModel;
 use kiln_server::fleet::{FleetJob, NodeRecord, QueueAdmin};
 
 use super::queue_error;
@@ -83,6 +84,12 @@ pub fn run_workers(args: &WorkersArgs) -> Result<(), CliError> {
     crate::print(text.as_bytes())
 }
 
+/// A device with its free memory: `cuda:0 (38 GiB free)`.
+fn device_text(loaded: &LoadedModel) -> String {
+    let free = loaded.free_memory.map(|free| format!(" ({:.0} GiB free)", free as f64 / f64::from(1 << 30)));
+    format!("{}{}", loaded.device, free.unwrap_or_default())
+}
+
 fn describe(node: &NodeRecord) -> String {
     let NodeRecord { id, name, version, jobs, busy, .. } = node;
     if !node.worker {
@@ -93,7 +100,7 @@ fn describe(node: &NodeRecord) -> String {
         .iter()
         .map(|model| {
             let name = &model.info.name;
-            let loaded = if node.loaded.iter().any(|(loaded, _)| loaded == name) { "*" } else { "" };
+            let loaded = if node.loaded.iter().any(|loaded| loaded.name == *name) { "*" } else { "" };
             let hash = model
                 .hash
                 .as_deref()
@@ -101,7 +108,8 @@ fn describe(node: &NodeRecord) -> String {
             format!("{name}{loaded}{hash}")
         })
         .collect();
-    let devices: Vec<&str> = node.loaded.iter().map(|(_, device)| device.as_str()).collect();
+    let mut devices: Vec<String> = node.loaded.iter().map(device_text).collect();
+    devices.dedup();
     let state = if node.draining { "draining" } else { "worker" };
     format!(
         "{id}  {state}  {name}  kiln {version}  {}  {}  busy {:.0} %  jobs {}",

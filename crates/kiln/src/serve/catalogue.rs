@@ -219,6 +219,10 @@ impl Catalogue for ModelCatalogue {
         files::lora_details(self.loras.as_deref())
     }
 
+    fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
+        files::lora_preview(self.loras.as_deref(), name)
+    }
+
     fn downloadable(&self) -> Vec<DownloadableModel> {
         if self.downloads { downloads::models() } else { Vec::new() }
     }
@@ -267,6 +271,10 @@ impl Catalogue for SharedCatalogue {
 
     fn lora_details(&self) -> Vec<LoraInfo> {
         self.0.lora_details()
+    }
+
+    fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.lora_preview(name)
     }
 
     fn downloadable(&self) -> Vec<DownloadableModel> {

@@ -52,11 +52,21 @@ pub fn lora_details(folder: Option<&Path>) -> Vec<LoraInfo> {
     let info = |name: String| {
         // Not `with_extension`: a name may contain a dot.
         let beside = |extension: &str| root.join(format!("{name}.{extension}"));
-        let preview = PREVIEWS.iter().map(|extension| beside(extension)).find(|path| path.is_file());
         let triggers = triggers(&beside(EXTENSION), &beside("json"), &beside("civitai.info"));
-        LoraInfo { triggers, preview, name }
+        LoraInfo { triggers, has_preview: preview_path(root, &name).is_some(), name }
     };
     names(folder).into_iter().map(info).collect()
+}
+
+fn preview_path(folder: &Path, name: &str) -> Option<PathBuf> {
+    let mut paths = PREVIEWS.iter().map(|extension| folder.join(format!("{name}.{extension}")));
+    paths.find(|path| path.is_file())
+}
+
+/// Reads the image that shows what a listed LoRA does.
+pub fn lora_preview(folder: Option<&Path>, name: &str) -> Option<Vec<u8>> {
+    find(folder, name)?;
+    std::fs::read(preview_path(folder?, name)?).ok()
 }
 
 /// The trigger words of a LoRA: from A1111's or Civitai's file next to it, else from its header.
@@ -127,14 +137,19 @@ mod tests {
         weights(&path("styles/oil.safetensors"), serde_json::json!({}));
         weights(&path(".hidden/no.safetensors"), serde_json::json!({}));
         fs::write(path("styles/oil.json"), r#"{"activation text": "oilpaint"}"#).unwrap();
-        fs::write(path("styles/oil.preview.png"), "").unwrap();
+        fs::write(path("styles/oil.preview.png"), "image").unwrap();
+        fs::write(path("secret.png"), "").unwrap();
         fs::write(path("notes.txt"), "").unwrap();
         let found = lora_details(Some(folder.path()));
         let names: Vec<&str> = found.iter().map(|lora| lora.name.as_str()).collect();
         assert_eq!(names, ["ink", "styles/oil", "styles/old/wax.v2"]);
         let triggers: Vec<String> = found.iter().map(|lora| lora.triggers.join("+")).collect();
         assert_eq!(triggers, ["inkwash+brush", "oilpaint", "waxfigure"]);
-        assert_eq!(found[1].preview, Some(path("styles/oil.preview.png")));
+        assert!(found[1].has_preview && !found[0].has_preview);
+        assert_eq!(lora_preview(Some(folder.path()), "styles/oil"), Some(b"image".to_vec()));
+        for wrong in ["ink", "secret", "styles/../styles/oil"] {
+            assert_eq!(lora_preview(Some(folder.path()), wrong), None);
+        }
         assert_eq!(
             find(Some(folder.path()), "styles/old/wax.v2"),
             Some(path("styles/old/wax.v2.safetensors"))

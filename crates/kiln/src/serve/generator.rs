@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
 use kiln_engine::{
-    Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, InputTensors, Plan, Session, Sink,
+    Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, InputTensors, LoadedEngine, Plan,
+    Session, Sink,
 };
 use kiln_engine::{ProgressTracker, Task as EngineTask};
 use kiln_image::RgbImage;
@@ -63,14 +64,23 @@ impl Generator for Worker {
     }
 
     fn loaded(&self) -> Vec<LoadedModel> {
-        let loaded = self.session.loaded().into_iter().map(|(info, model)| {
-            let path = model.recorded_name();
-            let file =
-                Path::new(&path).file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned());
-            let stem = [".toml", ".gguf", ".safetensors"].iter().find_map(|end| file.strip_suffix(end));
-            let name = stem.unwrap_or(&file).to_owned();
-            LoadedModel { name, device: info.device, backend: info.backend, dtype: info.dtype.into() }
-        });
+        let loaded =
+            self.session.loaded().into_iter().map(|LoadedEngine { info, model, load_time, free_memory }| {
+                let path = model.recorded_name();
+                let file = Path::new(&path)
+                    .file_name()
+                    .map_or(path.clone(), |name| name.to_string_lossy().into_owned());
+                let stem = [".toml", ".gguf", ".safetensors"].iter().find_map(|end| file.strip_suffix(end));
+                let name = stem.unwrap_or(&file).to_owned();
+                LoadedModel {
+                    name,
+                    device: info.device,
+                    backend: info.backend,
+                    dtype: info.dtype.into(),
+                    load_seconds: load_time.as_secs_f64(),
+                    free_memory,
+                }
+            });
         loaded.collect()
     }
 

@@ -2,8 +2,11 @@
 
 mod faults;
 mod hostile;
+mod housekeeping;
 mod load;
 pub mod node;
+#[cfg(feature = "s3")]
+mod s3;
 
 use std::process::Command;
 

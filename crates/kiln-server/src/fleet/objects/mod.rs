@@ -1,17 +1,24 @@
-//! Image files in NATS' object store, with a copy of those in use in a folder of this machine.
+//! Inputs and images of a fleet, with a copy of those in use in a folder of this machine.
 //!
 //! Every file is named by the SHA-256 of its content: one that is stored twice is stored once, and one whose content is not
 //! what its name says is refused.
 
+#[cfg(feature = "s3")]
+mod s3;
+mod storage;
+
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use kiln_base::hex;
 use sha2::{Digest, Sha256};
-use tokio::io::AsyncReadExt;
 
+pub use self::storage::S3Config;
+use self::storage::Storage;
 use super::link::{FleetError, Link, Result};
 use crate::store::{FileKind, Files, Store, StoreError};
 
@@ -21,20 +28,54 @@ const CACHE: u64 = 2 << 30;
 const PATIENCE: Duration = Duration::from_secs(40);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a message. Few and large ones are faster; the servers refuse more than a MiB.
-const CHUNK: usize = 512 << 10;
 
 /// The files of a fleet.
+#[derive(Clone)]
 pub(super) struct Objects {
-    pub(super) link: Arc<Link>,
+    link: Arc<Link>,
+    storage: Arc<Storage>,
     /// Holds the copies.
-    pub(super) store: Arc<Store>,
-    fetched: AtomicU32,
+    store: Arc<Store>,
+    fetched: Arc<AtomicU32>,
 }
 
 impl Objects {
-    pub(super) fn new(link: &Arc<Link>, store: &Arc<Store>) -> Objects {
-        Objects { link: Arc::clone(link), store: Arc::clone(store), fetched: AtomicU32::new(0) }
+    /// Opens the storage that the link's configuration names.
+    pub(super) fn open(link: &Arc<Link>, store: &Arc<Store>) -> Result<Objects> {
+        let opening = Arc::clone(link);
+        let storage = link.wait(async move { Storage::open(&opening).await })??;
+        let (link, store) = (Arc::clone(link), Arc::clone(store));
+        Ok(Objects { link, storage: Arc::new(storage), store, fetched: Arc::default() })
+    }
+
+    /// Deletes the files that no record names and that are old: those of workers that were gone before they wrote the
+    /// record. A file that is stored again is young again.
+    pub(super) fn delete_orphans(&self, known: impl FnOnce() -> Result<HashSet<String>>) -> Result<()> {
+        let storage = Arc::clone(&self.storage);
+        let listing = async move { patiently("listing files", || storage.list()).await };
+        let limit = self.link.config.orphan_age;
+        let mut old = self.link.wait(listing)??;
+        old.retain(|object| object.age > limit && is_object(&object.name));
+        if old.is_empty() {
+            return Ok(());
+        }
+        // Read after the list: what was recorded before a file got old is in it.
+        let known = known()?;
+        for object in old.iter().filter(|object| !known.contains(&object.name)) {
+            tracing::info!(file = object.name, "deleting a file that belongs to nothing");
+            self.delete(object.name.clone());
+        }
+        Ok(())
+    }
+
+    /// Deletes a stored file; one that can't be deleted now is an orphan.
+    fn delete(&self, object: String) {
+        let storage = Arc::clone(&self.storage);
+        self.link.handle().spawn(async move {
+            if let Err(error) = storage.delete(&object).await {
+                tracing::warn!(file = object, error, "can't delete a file now");
+            }
+        });
     }
 
     fn local_path(&self, kind: FileKind, name: &str) -> PathBuf {
@@ -46,8 +87,9 @@ impl Objects {
 
     /// Fetches a file; `None` if there is none with this name, or if its content is not what its name says.
     pub(super) fn fetch(&self, kind: FileKind, name: &str) -> Result<Option<Vec<u8>>> {
-        let (link, object) = (Arc::clone(&self.link), object_name(kind, name));
-        let found = self.link.wait(async move { fetch(&link, &object).await })??;
+        let (storage, object) = (Arc::clone(&self.storage), object_name(kind, name));
+        let fetching = async move { patiently("fetching a file", || storage.get(&object)).await };
+        let found = self.link.wait(fetching)??;
         let Some(bytes) = found else { return Ok(None) };
         if hex(Sha256::digest(&bytes)) != hash_of(name) {
             tracing::error!(name, "refusing a file whose content is not what its name says");
@@ -96,7 +138,13 @@ fn is_valid(name: &str) -> bool {
         && extension.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
-fn object_name(kind: FileKind, name: &str) -> String {
+/// Whether this is the name of a file in the storage.
+fn is_object(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(kind, name)| matches!(kind, "image" | "input") && is_valid(name))
+}
+
+/// The name of a file in the storage.
+pub(super) fn object_name(kind: FileKind, name: &str) -> String {
     match kind {
         FileKind::Image => format!("image/{name}"),
         FileKind::Input => format!("input/{name}"),
@@ -122,46 +170,17 @@ where
     }
 }
 
-async fn fetch(link: &Link, object: &str) -> Result<Option<Vec<u8>>> {
-    use async_nats::jetstream::object_store::GetErrorKind;
-    patiently("fetching a file", || async {
-        let mut found = match link.files.get(object).await {
-            Ok(found) => found,
-            Err(error) if error.kind() == GetErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error.to_string()),
-        };
-        let mut bytes = Vec::with_capacity(found.info().size);
-        match found.read_to_end(&mut bytes).await {
-            Ok(_) => Ok(Some(bytes)),
-            Err(error) => Err(error.to_string()),
-        }
-    })
-    .await
-}
-
-async fn put(link: &Link, object: &str, bytes: &[u8]) -> Result<()> {
-    use async_nats::jetstream::object_store::ObjectMetadata;
-    patiently("storing a file", || async {
-        // Named by its content: what is there is the same.
-        if link.files.info(object).await.is_ok_and(|info| !info.deleted && info.size == bytes.len()) {
-            return Ok(());
-        }
-        let metadata =
-            ObjectMetadata { name: object.into(), chunk_size: Some(CHUNK), ..ObjectMetadata::default() };
-        link.files.put(metadata, &mut &*bytes).await.map(|_| ()).map_err(|error| error.to_string())
-    })
-    .await
-}
-
 impl Files for Objects {
     fn name(&self, _: &str, extension: &str, bytes: &[u8]) -> String {
         format!("{}.{extension}", hex(Sha256::digest(bytes)))
     }
 
     fn put(&self, kind: FileKind, name: &str, bytes: &[u8]) -> std::result::Result<(), StoreError> {
-        let (link, object, bytes) = (Arc::clone(&self.link), object_name(kind, name), bytes.to_vec());
-        self.link.wait(async move { put(&link, &object, &bytes).await })??;
-        Ok(())
+        let (storage, object) = (Arc::clone(&self.storage), object_name(kind, name));
+        let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.link.config.orphan_age / 2);
+        let put =
+            async move { patiently("storing a file", || storage.put(&object, bytes.clone(), fresh)).await };
+        Ok(self.link.wait(put)??)
     }
 
     fn path(&self, kind: FileKind, name: &str) -> std::result::Result<Option<PathBuf>, StoreError> {
@@ -183,11 +202,7 @@ impl Files for Objects {
             FileKind::Image => self.store.remove_files(name),
             FileKind::Input => drop(std::fs::remove_file(self.local_path(kind, name))),
         }
-        let (link, object) = (Arc::clone(&self.link), object_name(kind, name));
-        self.link.handle().spawn(async move {
-            // Left behind at worst.
-            let _ = link.files.delete(object).await;
-        });
+        self.delete(object_name(kind, name));
     }
 }
 

@@ -1,0 +1,106 @@
+//! What a gateway does besides answering: it deletes what is beyond the gallery's limits and files that belong to nothing,
+//! and calls the webhooks of gateways that are gone. Every gateway does so; what two of them do twice does no harm.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::link::{Link, Result, is_present};
+use super::objects::{Objects, object_name};
+use super::records::JobRecord;
+use super::replica::Replica;
+use crate::Server;
+use crate::store::{GalleryLimits, StoreError};
+
+/// How often what is beyond the gallery's limits is deleted.
+const GALLERY: Duration = Duration::from_secs(60);
+/// How often files that belong to nothing are looked for.
+const ORPHANS: Duration = Duration::from_secs(3600);
+
+/// The housekeeping of a gateway.
+pub(super) struct Housekeeper {
+    link: Arc<Link>,
+    replica: Arc<Replica>,
+    files: Objects,
+    cleaned: Instant,
+    swept: Option<Instant>,
+    /// Ended jobs whose webhooks are not called yet, each with the gateway that calls it.
+    callers: HashMap<String, String>,
+}
+
+impl Housekeeper {
+    pub(super) fn new(link: &Arc<Link>, replica: &Arc<Replica>, files: &Objects) -> Housekeeper {
+        let (link, replica, files) = (Arc::clone(link), Arc::clone(replica), files.clone());
+        let callers = HashMap::new();
+        Housekeeper { link, replica, files, cleaned: Instant::now(), swept: None, callers }
+    }
+
+    /// Does what is due; blocks.
+    pub(super) fn work(&mut self, server: &Server) {
+        let report = |result: std::result::Result<(), StoreError>, what: &str| {
+            if let Err(error) = result {
+                tracing::warn!(%error, "failed to {what}");
+            }
+        };
+        report(self.adopt_webhooks(server), "call webhooks of gateways that are gone");
+        if self.cleaned.elapsed() >= GALLERY {
+            self.cleaned = Instant::now();
+            report(self.clean_gallery(server, server.config.gallery), "delete old images");
+        }
+        if self.swept.is_none_or(|swept| swept.elapsed() >= ORPHANS) {
+            self.swept = Some(Instant::now());
+            report(
+                self.delete_orphans(server).map_err(StoreError::from),
+                "delete files that belong to nothing",
+            );
+        }
+    }
+
+    fn clean_gallery(&self, server: &Server, limits: GalleryLimits) -> std::result::Result<(), StoreError> {
+        let (images, jobs) = server.store.beyond(limits)?;
+        for id in images {
+            server.ledger.delete_image(&id)?;
+        }
+        for id in jobs {
+            let link = Arc::clone(&self.link);
+            self.link.wait(async move { link.delete(&JobRecord::record_key(&id)).await })??;
+        }
+        Ok(())
+    }
+
+    fn delete_orphans(&self, server: &Server) -> Result<()> {
+        self.files.delete_orphans(|| {
+            self.replica.catch_up(&self.link)?;
+            let files = server.store.known_files();
+            let files = files.map_err(|error| super::FleetError(error.to_string()))?;
+            Ok(files.into_iter().map(|(kind, name)| object_name(kind, &name)).collect())
+        })
+    }
+
+    /// Calls the webhooks of ended jobs whose gateway is gone. The eldest gateway does so.
+    fn adopt_webhooks(&mut self, server: &Server) -> std::result::Result<(), StoreError> {
+        let eldest = self.replica.nodes().into_iter().find(|node| !node.worker);
+        if eldest.is_none_or(|node| node.id != self.link.id) {
+            return Ok(());
+        }
+        let uncalled = server.store.uncalled_webhooks()?;
+        let uncalled: HashSet<String> = uncalled.into_iter().collect();
+        self.callers.retain(|job, _| uncalled.contains(job));
+        for job in uncalled {
+            if !self.callers.contains_key(&job) {
+                let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(&job));
+                let entry = self.link.wait(async move { link.entry(&key).await })??.filter(is_present);
+                let record = entry.and_then(|entry| serde_json::from_slice::<JobRecord>(&entry.value).ok());
+                let Some(record) = record else { continue };
+                self.callers.insert(job.clone(), record.gateway);
+            }
+            let own = &self.link.id;
+            let gone = |caller: &&mut String| *caller != own && !self.replica.may_be_alive(caller);
+            if let Some(caller) = self.callers.get_mut(&job).filter(gone) {
+                caller.clone_from(own);
+                server.webhooks.call(server, &job);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! Previews of LoRAs, which are files of the workers: a gateway asks, and the first worker that has the LoRA answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+
+use super::link::Link;
+use crate::api::shrink;
+use crate::server::WeakServer;
+
+/// How long a gateway waits for an answer.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Most bytes of a name.
+const MAX_NAME: usize = 1024;
+
+/// Asks the workers for the preview of a LoRA; blocks.
+pub(super) fn ask(link: &Arc<Link>, name: &str) -> Option<Vec<u8>> {
+    let (subject, name) = (link.subject("lora", "preview"), name.to_owned());
+    let client = link.client.clone();
+    let asking = async move { client.request(subject, name.into()).await };
+    let answer = link.wait(async move { tokio::time::timeout(TIMEOUT, asking).await });
+    Some(answer.ok()?.ok()?.ok()?.payload.into())
+}
+
+/// Answers the questions of gateways until the server is gone. A worker without the LoRA is silent.
+pub(super) async fn answer(client: async_nats::Client, subject: String, server: WeakServer) {
+    let Ok(mut questions) = client.subscribe(subject).await else { return };
+    while let Some(question) = questions.next().await {
+        let Some(server) = server.upgrade() else { return };
+        let Some(reply) = question.reply.filter(|_| question.payload.len() <= MAX_NAME) else { continue };
+        let preview = tokio::task::spawn_blocking(move || {
+            let name = std::str::from_utf8(&question.payload).ok()?;
+            // Small enough for a message.
+            shrink(&server, name, &server.catalogue.lora_preview(name)?).ok()
+        });
+        if let Ok(Some(preview)) = preview.await {
+            let _ = client.publish(reply, preview.into()).await;
+        }
+    }
+}

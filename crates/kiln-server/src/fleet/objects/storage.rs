@@ -1,0 +1,204 @@
+//! Where the files of a fleet are: in NATS' object store, or in a bucket of an S3-compatible service.
+
+use std::time::{Duration, SystemTime};
+
+use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectMetadata, ObjectStore};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use kiln_base::hex;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
+
+#[cfg(feature = "s3")]
+use super::s3::Bucket;
+use crate::fleet::link::{FleetError, Link, Result, Written, failed};
+use crate::server::random_bytes;
+
+/// Bytes of a message. Few and large ones are faster; the servers refuse more than a MiB.
+const CHUNK: usize = 512 << 10;
+/// The key of [`FilesRecord`].
+const RECORD: &str = "fleet.files";
+/// The object that tells whose files a bucket holds.
+#[cfg(feature = "s3")]
+const OWNER: &str = "fleet";
+
+/// Where a fleet keeps its files.
+#[derive(Debug, Serialize, Deserialize)]
+struct FilesRecord {
+    storage: String,
+    /// Tells the fleet from others that use the same bucket.
+    fleet: String,
+}
+
+/// A bucket of an S3-compatible service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct S3Config {
+    /// `s3://BUCKET`, or `s3://BUCKET/PREFIX`.
+    pub url: String,
+    /// Settings by the names of the AWS tools' variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`.
+    pub settings: Vec<(String, String)>,
+}
+
+impl S3Config {
+    /// A bucket with the settings of the environment.
+    pub fn from_env(url: &str) -> S3Config {
+        let is_setting = |(name, _): &(String, String)| name.starts_with("AWS_");
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        S3Config { url: url.to_owned(), settings: variables.filter(is_setting).collect() }
+    }
+}
+
+/// A stored file.
+pub(super) struct StoredObject {
+    pub(super) name: String,
+    pub(super) age: Duration,
+}
+
+/// The files of a fleet. Errors are texts: whatever they are, the call is tried again.
+pub(super) enum Storage {
+    Nats(Box<ObjectStore>),
+    #[cfg(feature = "s3")]
+    S3(Bucket),
+}
+
+impl Storage {
+    /// Opens the storage that the configuration names. All processes of a fleet must use the same one.
+    pub(super) async fn open(link: &Link) -> Result<Storage> {
+        let Some(config) = &link.config.s3 else {
+            agree(link, "nats").await?;
+            return Ok(Storage::Nats(Box::new(open_nats(link).await?)));
+        };
+        #[cfg(feature = "s3")]
+        {
+            let bucket = Bucket::open(config)?;
+            let unusable = |error: String| {
+                FleetError(format!("can't use the bucket `{}` for files: {error}", config.url))
+            };
+            bucket.check().await.map_err(unusable)?;
+            let fleet = agree(link, config.url.trim_end_matches('/')).await?;
+            // What no record names is deleted: two fleets with one bucket would delete each other's files.
+            match bucket.get(OWNER).await.map_err(unusable)? {
+                None => bucket.put(OWNER, fleet.into()).await.map_err(unusable)?,
+                Some(owner) if owner == fleet.as_bytes() => {}
+                Some(_) => {
+                    let reason = format!(
+                        "another fleet uses it (the object `{OWNER}` names it); choose another prefix"
+                    );
+                    return Err(unusable(reason));
+                }
+            }
+            Ok(Storage::S3(bucket))
+        }
+        #[cfg(not(feature = "s3"))]
+        Err(FleetError(format!(
+            "can't use the bucket `{}` for files: this program was built without S3 (cargo feature `s3`)",
+            config.url
+        )))
+    }
+
+    pub(super) async fn get(&self, name: &str) -> std::result::Result<Option<Vec<u8>>, String> {
+        match self {
+            Storage::Nats(store) => {
+                let mut found = match store.get(name).await {
+                    Ok(found) => found,
+                    Err(error) if error.kind() == GetErrorKind::NotFound => return Ok(None),
+                    Err(error) => return Err(error.to_string()),
+                };
+                let mut bytes = Vec::with_capacity(found.info().size);
+                found.read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
+                Ok(Some(bytes))
+            }
+            #[cfg(feature = "s3")]
+            Storage::S3(bucket) => bucket.get(name).await,
+        }
+    }
+
+    /// Stores a file, unless it has been there for less than `fresh`: it is named by its content.
+    pub(super) async fn put(
+        &self,
+        name: &str,
+        bytes: Bytes,
+        fresh: Duration,
+    ) -> std::result::Result<(), String> {
+        match self {
+            Storage::Nats(store) => {
+                let known = store.info(name).await.ok().filter(|info| !info.deleted);
+                if known.is_some_and(|info| info.size == bytes.len() && age(info.modified) < fresh) {
+                    return Ok(());
+                }
+                let metadata = ObjectMetadata {
+                    name: name.into(),
+                    chunk_size: Some(CHUNK),
+                    ..ObjectMetadata::default()
+                };
+                store.put(metadata, &mut &*bytes).await.map(|_| ()).map_err(|error| error.to_string())
+            }
+            #[cfg(feature = "s3")]
+            Storage::S3(bucket) => bucket.put(name, bytes).await,
+        }
+    }
+
+    pub(super) async fn delete(&self, name: &str) -> std::result::Result<(), String> {
+        match self {
+            Storage::Nats(store) => store.delete(name).await.map_err(|error| error.to_string()),
+            #[cfg(feature = "s3")]
+            Storage::S3(bucket) => bucket.delete(name).await,
+        }
+    }
+
+    /// All files.
+    pub(super) async fn list(&self) -> std::result::Result<Vec<StoredObject>, String> {
+        match self {
+            Storage::Nats(store) => {
+                let mut found = store.list().await.map_err(|error| error.to_string())?;
+                let mut objects = Vec::new();
+                while let Some(info) = found.next().await {
+                    let info = info.map_err(|error| error.to_string())?;
+                    objects.push(StoredObject { name: info.name, age: age(info.modified) });
+                }
+                Ok(objects)
+            }
+            #[cfg(feature = "s3")]
+            Storage::S3(bucket) => bucket.list().await,
+        }
+    }
+}
+
+/// How long ago that was; zero if unknown or in the future.
+pub(super) fn age(modified: Option<impl Into<SystemTime>>) -> Duration {
+    modified.and_then(|time| time.into().elapsed().ok()).unwrap_or_default()
+}
+
+/// Records where the files are, or compares with what the fleet's first process recorded. Returns the fleet's id.
+async fn agree(link: &Link, storage: &str) -> Result<String> {
+    let own = FilesRecord { storage: storage.to_owned(), fleet: hex(random_bytes::<16>()) };
+    if let Written::Revision(_) = link.create(RECORD, &own).await? {
+        return Ok(own.fleet);
+    }
+    let entry = link.entry(RECORD).await?;
+    let recorded = entry.and_then(|entry| serde_json::from_slice::<FilesRecord>(&entry.value).ok());
+    let recorded = recorded.ok_or_else(|| FleetError(format!("the record `{RECORD}` can't be read")))?;
+    if recorded.storage != storage {
+        return Err(FleetError(format!(
+            "this fleet keeps its files in `{}`, not in `{storage}`: start all its processes with the same --queue-files",
+            recorded.storage
+        )));
+    }
+    Ok(recorded.fleet)
+}
+
+async fn open_nats(link: &Link) -> Result<ObjectStore> {
+    let bucket = format!("{}_FILES", link.config.prefix.to_uppercase());
+    if let Ok(files) = link.jetstream.get_object_store(&bucket).await {
+        return Ok(files);
+    }
+    let config = object_store::Config {
+        bucket,
+        description: Some("Kiln's inputs and images".into()),
+        num_replicas: link.config.replicas,
+        ..object_store::Config::default()
+    };
+    let created = link.jetstream.create_object_store(config).await;
+    created.map_err(|error| failed("can't create the object store")(&error))
+}
