@@ -1,0 +1,130 @@
+//! The `kiln` program: text to image with FLUX.2 \[klein\].
+//!
+//! Images go to files or standard output, messages to standard error. Exit codes: 0 success, 1 failure, 2 wrong usage,
+//! 130 cancelled with Ctrl-C,
+//! 143 with SIGTERM.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod cancel;
+mod config;
+mod convert;
+mod doctor;
+mod error;
+mod export;
+#[cfg(feature = "fleet")]
+mod fleet;
+mod generate;
+mod hints;
+mod hub;
+mod info;
+mod man;
+mod models;
+mod output;
+mod preview;
+mod progress;
+mod quantize;
+#[cfg(feature = "serve")]
+mod serve;
+mod settings;
+mod terminal;
+mod train;
+mod upsample;
+mod values;
+
+use kiln_models::user_cache as cache;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+
+use args::{Cli, Command};
+use error::CliError;
+
+/// Runs the program with the arguments of this process.
+pub fn main() -> ExitCode {
+    let given = Cli::command().get_matches();
+    let command = parse(&given).command;
+    let result = report(load_settings(&command)).and_then(|()| run(with_settings(command, &given)));
+    result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
+}
+
+fn parse(given: &ArgMatches) -> Cli {
+    Cli::from_arg_matches(given).unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
+}
+
+/// Reads the settings file. The commands that repair it, and those that use no settings, work without.
+fn load_settings(command: &Command) -> Result<(), CliError> {
+    match command {
+        Command::Config(_) | Command::Completions { .. } | Command::Man { .. } => Ok(()),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => settings::load(args.config.as_deref()),
+        _ => settings::load(None),
+    }
+}
+
+/// The command, with the options of the settings file's table `[serve]` if it is `serve`.
+#[cfg(feature = "serve")]
+fn with_settings(command: Command, given: &ArgMatches) -> Command {
+    let Some(("serve", of_serve)) = given.subcommand() else { return command };
+    let more = settings::missing_arguments(&settings::get().serve, of_serve);
+    // Before those of the command line, which replace them.
+    let given = std::env::args_os().skip(2);
+    let all = ["kiln".into(), "serve".into()].into_iter().chain(more).chain(given);
+    parse(&Cli::command().get_matches_from(all)).command
+}
+
+#[cfg(not(feature = "serve"))]
+fn with_settings(command: Command, _: &ArgMatches) -> Command {
+    command
+}
+
+/// Runs a command. A returned error is already reported.
+fn run(command: Command) -> Result<(), CliError> {
+    match command {
+        Command::Train(args) => report(train::run(*args)),
+        Command::Generate(args) => generate::run(*args),
+        Command::Upscale(args) => generate::run_upscale(*args),
+        Command::Pull(args) => report(hub::pull::run(&args)),
+        Command::Models(args) => report(hub::models::run(&args)),
+        Command::Rm(args) => report(hub::rm::run(&args)),
+        Command::Convert(args) => report(convert::run(&args)),
+        Command::Quantize(args) => report(quantize::run(&args)),
+        Command::Info(args) => report(info::run(&args)),
+        Command::Config(args) => report(config::run(&args)),
+        Command::Doctor(args) => report(doctor::run(&args)),
+        Command::Bench(args) => report(bench::run(&args)),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => report(serve::run(*args)),
+        #[cfg(feature = "fleet")]
+        Command::Worker(args) => report(fleet::run_worker(*args)),
+        #[cfg(feature = "fleet")]
+        Command::Queue(args) => report(fleet::queue::run(&args)),
+        #[cfg(feature = "fleet")]
+        Command::Workers(args) => report(fleet::queue::run_workers(&args)),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);
+            report(print(&script))
+        }
+        Command::Man { folder } => report(man::run(&folder)),
+    }
+}
+
+/// Prints an error to standard error and returns the result unchanged.
+fn report(result: Result<(), CliError>) -> Result<(), CliError> {
+    if let Err(error) = &result {
+        terminal::tell(&error.to_string());
+    }
+    result
+}
+
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
+fn print(text: &[u8]) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(output::stdout_error("the text", &e)),
+        _ => Ok(()),
+    }
+}
