@@ -99,17 +99,7 @@ impl Acceptor {
                 () = &mut stop => return,
             };
             match accepted {
-                Ok((stream, peer)) => {
-                    let proxies = &self.server.config.trusted_proxies;
-                    let proxy = proxies.iter().any(|proxy| proxy.contains(peer.ip()));
-                    let Some(connection) = self.connections.admit(peer.ip(), proxy) else {
-                        tracing::debug!(%peer, "too many connections");
-                        continue;
-                    };
-                    let _ = stream.set_nodelay(true);
-                    let (server, app) = (self.server.clone(), self.app.clone());
-                    tokio::spawn(serve_connection(server, app, stream, peer, connection));
-                }
+                Ok((stream, peer)) => self.begin(stream, peer),
                 // Too many open files, or the client closed the connection at once.
                 Err(error) => {
                     tracing::warn!(%error, "failed to accept a connection");
@@ -117,6 +107,19 @@ impl Acceptor {
                 }
             }
         }
+    }
+
+    /// Serves a connection, unless there are too many.
+    fn begin(&self, stream: TcpStream, peer: SocketAddr) {
+        let proxies = &self.server.config.trusted_proxies;
+        let proxy = proxies.iter().any(|proxy| proxy.contains(peer.ip()));
+        let Some(connection) = self.connections.admit(peer.ip(), proxy) else {
+            tracing::debug!(%peer, "too many connections");
+            return;
+        };
+        let _ = stream.set_nodelay(true);
+        let (server, app) = (self.server.clone(), self.app.clone());
+        tokio::spawn(serve_connection(server, app, stream, peer, connection));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The connection to NATS: the streams, buckets and subjects of a fleet, and calls to them from threads that may wait.
 
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
@@ -10,7 +11,7 @@ use async_nats::jetstream::stream::{self, RetentionPolicy};
 use async_nats::jetstream::{self, kv};
 use async_nats::{Client, ConnectOptions, Event};
 use bytes::Bytes;
-use kiln_base::hex;
+use kiln_base::{hex, lock};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
@@ -114,11 +115,18 @@ impl Link {
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Result<T> {
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        self.handle().spawn(async move {
-            let _ = sender.send(future.await);
+        let result = Arc::new(Mutex::new(None));
+        let slot = Arc::clone(&result);
+        let (sender, done) = std::sync::mpsc::sync_channel(1);
+        // One type of task for all futures: tokio's code is compiled for each type.
+        let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            *lock(&slot) = Some(future.await);
+            let _ = sender.send(());
         });
-        receiver.recv().map_err(|_| FleetError("the connection was closed".into()))
+        self.handle().spawn(task);
+        let _ = done.recv();
+        let result = lock(&result).take();
+        result.ok_or_else(|| FleetError("the connection was closed".into()))
     }
 
     /// A subject of what may be lost.
