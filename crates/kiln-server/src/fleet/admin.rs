@@ -23,6 +23,8 @@ pub struct FleetJob {
     pub client: String,
     /// `queued`, `running`, `done`, `failed` or `cancelled`.
     pub state: &'static str,
+    /// `low`, `normal` or `high`.
+    pub priority: &'static str,
     /// Its model.
     pub model: String,
     /// The worker that runs it.
@@ -43,6 +45,7 @@ impl From<&JobRecord> for FleetJob {
             id: job.id.clone(),
             client: job.client.clone(),
             state: job.state.name(),
+            priority: job.priority.name(),
             model: job.model.clone(),
             worker: job.worker.clone(),
             created: job.created,

@@ -17,7 +17,11 @@ use crate::serve::{self, signals};
 
 /// Explains why the queue can't be used.
 pub fn queue_error(error: &FleetError) -> CliError {
-    CliError::new(error.to_string()).hint("is nats-server running there, with JetStream (-js)?")
+    let message = error.to_string();
+    if message.starts_with("can't reach") {
+        return CliError::new(message).hint("is nats-server running there, with JetStream (-js)?");
+    }
+    CliError::new(message)
 }
 
 /// A folder for what this process needs while it runs.

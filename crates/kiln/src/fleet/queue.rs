@@ -60,12 +60,13 @@ fn print_jobs(jobs: &[FleetJob], json: bool) -> Result<(), CliError> {
             let value: serde_json::Value = serde_json::from_str(&job.json).unwrap_or_default();
             let _ = writeln!(text, "{value}");
         } else {
-            let FleetJob { id, client, state, model, attempts, .. } = job;
+            let FleetJob { id, client, state, priority, model, attempts, .. } = job;
             let worker = job.worker.as_deref().unwrap_or("-");
             let error =
                 job.error.as_ref().map_or(String::new(), |(code, message)| format!("  {code}: {message}"));
-            let line =
-                format!("{id}  {state:9}  {model}  {client}  worker {worker}  attempts {attempts}{error}");
+            let line = format!(
+                "{id}  {state:9}  {priority:6}  {model}  {client}  worker {worker}  attempts {attempts}{error}"
+            );
             let _ = writeln!(text, "{}", kiln_base::printable_line(&line));
         }
     }

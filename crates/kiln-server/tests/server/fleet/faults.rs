@@ -1,6 +1,8 @@
 //! Workers, gateways and the queue that die, stop and lose their network: no job is lost and none is done twice.
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -73,6 +75,34 @@ fn one_job(number: usize, ports: &[u16], deadline: Instant) -> Ended {
     }
 }
 
+/// A folder without room: a file system of 16 KiB that is full or, where nobody may mount one, a file in its place.
+struct FullDisk(Option<PathBuf>);
+
+impl FullDisk {
+    fn at(folder: &Path) -> FullDisk {
+        std::fs::create_dir_all(folder).unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=16k", "tmpfs"]).arg(folder).output();
+        if mount.is_ok_and(|output| output.status.success()) {
+            let filled = std::fs::write(folder.join("large"), vec![1; 1 << 20]);
+            assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+            return FullDisk(Some(folder.to_path_buf()));
+        }
+        println!("no file system can be mounted: a file takes the place of a full one");
+        std::fs::remove_dir_all(folder).unwrap();
+        std::fs::write(folder, "no room").unwrap();
+        FullDisk(None)
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.0 {
+            let _ = Command::new("umount").arg("-l").arg(folder).status();
+        }
+    }
+}
+
 fn run(chaos: &Chaos) {
     let Some(mut nats) = Nats::start() else { return };
     let proxy = Proxy::start(nats.port);
@@ -89,6 +119,7 @@ fn run(chaos: &Chaos) {
     let ports: Vec<u16> = gateways.iter().map(|gateway| gateway.port).collect();
     let deadline = Instant::now() + Duration::from_secs(300);
     let (taken, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let mut full_disks = Vec::new();
     let started = Instant::now();
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..chaos.clients)
@@ -133,11 +164,7 @@ fn run(chaos: &Chaos) {
                     std::thread::sleep(Duration::from_millis(2 * chaos.ack_wait_ms));
                     workers[w].signal("-CONT");
                 }
-                "full disk" => {
-                    let inputs = workers[w].folder.join("inputs");
-                    let _ = std::fs::remove_dir_all(&inputs);
-                    std::fs::write(inputs, "no room").unwrap();
-                }
+                "full disk" => full_disks.push(FullDisk::at(&workers[w].folder.join("inputs"))),
                 "offline" => {
                     proxy.close();
                     std::thread::sleep(chaos.offline);
@@ -185,6 +212,8 @@ fn check(chaos: &Chaos, results: Vec<(usize, Ended)>, ports: &[u16], nats: &Nats
         }
     }
     assert!(images.len() >= made, "{} images of {made} jobs", images.len());
+    let strange = images.iter().find(|image| !image.strip_suffix("-0").is_some_and(|id| ids.contains(id)));
+    assert!(strange.is_none(), "{strange:?} belongs to no job");
     let config = FleetConfig {
         ack_wait: Duration::from_millis(chaos.ack_wait_ms),
         ..FleetConfig::new(vec![nats.url()])
