@@ -5,13 +5,13 @@ use std::sync::Mutex;
 
 use kiln_base::lock;
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use crate::Server;
 use crate::generator::{ErrorKind, JobError};
 
 /// The state of a download.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DownloadState {
     /// In progress.
@@ -25,7 +25,8 @@ pub(crate) enum DownloadState {
 }
 
 /// A download of a model.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct Download {
     /// The model's name.
     model: String,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use kiln_engine::{FileRef, Progress, Request, StepCounts};
 use kiln_image::RgbImage;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::Server;
 
 /// A model that requests can name.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ModelInfo {
     /// Its name.
     pub name: String,
@@ -20,7 +20,7 @@ pub struct ModelInfo {
     /// Default width and height.
     pub size: u32,
     /// The smallest and largest side it was trained on, if limited.
-    #[schema(value_type = Option<Vec<u32>>, min_items = 2, max_items = 2)]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u32>>, min_items = 2, max_items = 2))]
     pub sides: Option<(u32, u32)>,
     /// Default number of steps.
     pub steps: u32,
@@ -44,7 +44,8 @@ pub struct LoraInfo {
 }
 
 /// A model that can be downloaded.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DownloadableModel {
     /// Its name.
     pub name: String,
@@ -58,7 +59,8 @@ pub struct DownloadableModel {
 }
 
 /// A licence with conditions.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DownloadLicence {
     /// Its name.
     pub name: String,

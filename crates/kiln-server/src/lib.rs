@@ -61,7 +61,9 @@ mod work;
 mod worker;
 mod wrong_keys;
 
-pub use api::{openapi, router};
+#[cfg(feature = "schema")]
+pub use api::openapi;
+pub use api::router;
 pub use config::Config;
 pub use generator::{
     Catalogue, DownloadLicence, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError,

@@ -32,7 +32,6 @@ use kiln_engine::Request;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::generator::name;
 use crate::priority::Priority;
@@ -79,7 +78,8 @@ pub enum StoreError {
 }
 
 /// The state of a job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
     /// Waiting in the queue.

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::generator::JobError;
 pub use crate::trainings::TrainingProgress;
 
 /// What a LoRA should learn: chooses layers, rank, sizes and steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
     /// How pictures look: few layers, which leave the subjects alone.
@@ -23,11 +23,12 @@ pub enum Preset {
 }
 
 /// The settings of a training. What is left out comes from the preset and the model.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingOrder {
     /// The name of the LoRA: letters, digits, spaces, `.`, `-` and `_`. If it is taken, a number is added.
-    #[schema(required = true)]
+    #[cfg_attr(feature = "schema", schema(required = true))]
     pub name: String,
     /// The base model; the first one of `/v1/trainings/options` by default.
     pub model: Option<String>,
@@ -70,7 +71,8 @@ pub struct TrainingOrder {
 }
 
 /// The settings that a preset means for a model.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PresetSettings {
     /// The preset.
     pub preset: Preset,
@@ -87,7 +89,8 @@ pub struct PresetSettings {
 }
 
 /// A model that LoRAs can be trained on.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TrainableModel {
     /// Its name.
     pub name: String,
@@ -98,7 +101,8 @@ pub struct TrainableModel {
 }
 
 /// What is known before a training starts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TrainingCheck {
     /// Pictures in one pass over the data.
     pub examples: usize,

@@ -4,17 +4,17 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::downloads::Download;
 use crate::generator::{DownloadLicence, DownloadableModel};
 
 /// Downloads, and models that can be downloaded.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct DownloadList {
     /// The downloads since the start of the server.
     data: Vec<Download>,
@@ -23,7 +23,7 @@ pub(crate) struct DownloadList {
 }
 
 /// Lists downloads, and the models that can be downloaded.
-#[utoipa::path(get, path = "/v1/downloads", tag = "server", responses((status = 200, description = "The downloads", body = DownloadList)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/downloads", tag = "server", responses((status = 200, description = "The downloads", body = DownloadList))))]
 pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let list = run_blocking(move || {
         let available = if caller.admin { server.catalogue.downloadable() } else { Vec::new() };
@@ -34,7 +34,8 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
 }
 
 /// A model to download.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewDownload {
     /// Its name, one of those that `GET /v1/downloads` offers.
@@ -45,10 +46,10 @@ pub(crate) struct NewDownload {
 }
 
 /// Downloads a model. Only one download runs at a time; one that was interrupted resumes.
-#[utoipa::path(post, path = "/v1/downloads", tag = "server", request_body = NewDownload, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/downloads", tag = "server", request_body = NewDownload, responses(
     (status = 202, description = "Started", body = DownloadList),
-    (status = "4XX", description = "Not started", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not started", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn start(
     State(server): State<Server>,
     caller: Caller,
@@ -76,10 +77,10 @@ pub(crate) async fn start(
 }
 
 /// Cancels a download. What is there is kept for the next one.
-#[utoipa::path(delete, path = "/v1/downloads/{model}", tag = "server", params(("model" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/downloads/{model}", tag = "server", params(("model" = String, Path)), responses(
     (status = 202, description = "Will stop", body = DownloadList),
-    (status = "4XX", description = "Not being downloaded", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not being downloaded", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn cancel(
     State(server): State<Server>,
     caller: Caller,

@@ -3,7 +3,6 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use crate::generator::{ErrorKind, JobError};
 use crate::server::SubmitError;
@@ -13,7 +12,8 @@ use crate::store::StoreError;
 pub(crate) const BUSY_RETRY_SECONDS: u64 = 5;
 
 /// The body of an error response. `detail` repeats the message for clients of A1111's API.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ErrorBody {
     /// The error.
     pub error: ErrorDetail,
@@ -22,7 +22,8 @@ pub struct ErrorBody {
 }
 
 /// An error.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ErrorDetail {
     /// A message for people.
     pub message: String,

@@ -5,9 +5,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use kiln_image::{Encoding, Filter};
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
 
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::file::file_response;
 use super::{Caller, Path, Query, json, response, run_blocking};
 use crate::Server;
@@ -20,7 +19,8 @@ const THUMBNAIL_SIDE: u32 = 320;
 const MAX_SEARCH: usize = 256;
 
 /// A generated image and its URLs.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ImageView {
     /// The image.
     #[serde(flatten)]
@@ -39,11 +39,12 @@ impl From<ImageRow> for ImageView {
 }
 
 /// The parameters of the list of images.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct ImageListParams {
     /// Words that all occur in the prompt, the model's name or the seed.
-    #[param(max_length = 256)]
+    #[cfg_attr(feature = "schema", param(max_length = 256))]
     search: Option<String>,
     /// Only images older than the one with this id, which must exist.
     before: Option<String>,
@@ -52,12 +53,13 @@ pub(crate) struct ImageListParams {
     /// The images in the trash, instead of the others.
     trash: Option<bool>,
     /// Maximum number of images; 40 by default.
-    #[param(minimum = 1, maximum = 200)]
+    #[cfg_attr(feature = "schema", param(minimum = 1, maximum = 200))]
     limit: Option<u32>,
 }
 
 /// A list of images.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ImageList {
     /// The images, newest first.
     data: Vec<ImageView>,
@@ -66,10 +68,10 @@ pub(crate) struct ImageList {
 }
 
 /// Lists generated images, newest first.
-#[utoipa::path(get, path = "/v1/pictures", tag = "gallery", params(ImageListParams), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures", tag = "gallery", params(ImageListParams), responses(
     (status = 200, body = ImageList),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn list(
     State(server): State<Server>,
     caller: Caller,
@@ -102,10 +104,10 @@ async fn find(server: &Server, id: String, caller: Caller) -> Result<ImageRow, A
 }
 
 /// Returns an image's metadata.
-#[utoipa::path(get, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, body = ImageView),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn details(
     State(server): State<Server>,
     caller: Caller,
@@ -115,10 +117,10 @@ pub(crate) async fn details(
 }
 
 /// Returns an image's recipe, as `kiln info` shows it.
-#[utoipa::path(get, path = "/v1/pictures/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The recipe", content_type = "application/json"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn recipe(
     State(server): State<Server>,
     caller: Caller,
@@ -129,10 +131,10 @@ pub(crate) async fn recipe(
 }
 
 /// Deletes an image for good. `PATCH /v1/pictures` moves images to the trash instead.
-#[utoipa::path(delete, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 204, description = "Deleted"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn delete(
     State(server): State<Server>,
     caller: Caller,
@@ -147,10 +149,10 @@ pub(crate) async fn delete(
 }
 
 /// Returns an image's file.
-#[utoipa::path(get, path = "/v1/pictures/{id}/file", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}/file", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "image/*"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn file(
     State(server): State<Server>,
     caller: Caller,
@@ -167,10 +169,10 @@ pub(crate) async fn file(
 }
 
 /// Returns a thumbnail of an image as JPEG.
-#[utoipa::path(get, path = "/v1/pictures/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "image/jpeg"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn thumbnail(
     State(server): State<Server>,
     caller: Caller,

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use kiln_engine::Request;
 use kiln_image::Filter;
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use super::body::BodyPermit;
 use super::error::ApiError;
@@ -22,7 +21,8 @@ use crate::server::AttachedJob;
 use crate::store::JobState;
 
 /// Generated images in OpenAI's format.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ImagesResponse {
     /// When they were generated, in seconds since 1970.
     created: i64,
@@ -38,7 +38,8 @@ pub(crate) struct ImagesResponse {
 }
 
 /// A generated image.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ImageEntry {
     /// The file as base64.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -4,10 +4,9 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use super::body::RequestBody;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::file::file_response;
 use super::recipes::UNREADABLE;
 use super::{Caller, Path, json, run_blocking, with_location};
@@ -15,7 +14,8 @@ use crate::Server;
 use crate::generator::JobError;
 
 /// An uploaded image.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct InputView {
     /// Its name for requests: `input:` and the SHA-256 of the file.
     id: String,
@@ -31,8 +31,8 @@ pub(crate) struct InputView {
 }
 
 /// Uploads an image file: PNG, JPEG, WebP, GIF, BMP or TIFF.
-#[utoipa::path(post, path = "/v1/inputs", tag = "jobs", request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses((status = 201, body = InputView), (status = "4XX", body = ErrorBody)))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/inputs", tag = "jobs", request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 201, body = InputView), (status = "4XX", body = crate::api::error::ErrorBody))))]
 pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let caller = Caller::of(&parts)?.clone();
@@ -55,10 +55,10 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
 }
 
 /// Returns the file of an uploaded image.
-#[utoipa::path(get, path = "/v1/inputs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/inputs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "application/octet-stream"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn file(
     State(server): State<Server>,
     caller: Caller,

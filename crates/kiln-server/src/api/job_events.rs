@@ -11,9 +11,8 @@ use bytes::Bytes;
 use kiln_engine::Progress;
 use kiln_image::Encoding;
 use serde::{Deserialize, Serialize};
-use utoipa::IntoParams;
 
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::gallery::ImageView;
 use super::jobs::JobView;
 use super::sse::{EventSource, RETRY, event_with_id, stream_events};
@@ -22,8 +21,9 @@ use crate::Server;
 use crate::live::{JobSnapshot, LiveJob, Preview, PreviewGuard};
 
 /// The parameters of a job's event stream.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct EventParams {
     /// Whether to send `preview` events; false by default.
     previews: Option<bool>,
@@ -32,11 +32,11 @@ pub(crate) struct EventParams {
 /// Streams server-sent events until the job ends: `progress`, `picture`, on request `preview`, and finally `end`.
 ///
 /// With the header `Last-Event-ID` the stream continues after that event; after `end` the response is 204.
-#[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), EventParams), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), EventParams), responses(
     (status = 200, description = "Events", content_type = "text/event-stream"),
     (status = 204, description = "The client has seen the end"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn events(
     State(server): State<Server>,
     caller: Caller,

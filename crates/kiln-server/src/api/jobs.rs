@@ -7,12 +7,9 @@ use kiln_base::hex;
 use kiln_engine::{Phase, Progress, Request, wildcards};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use utoipa::openapi::schema::Type;
-use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
-use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::gallery::ImageView;
 use super::{Caller, Path, Query, json, run_blocking, with_location};
@@ -23,7 +20,8 @@ use crate::server::{NewJob, SubmitError, random_seed};
 use crate::store::{IdempotencyKey, JobRow, JobState};
 
 /// A job.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct JobView {
     /// Its id.
     id: String,
@@ -57,7 +55,8 @@ pub(crate) struct JobView {
 }
 
 /// Why a job failed.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ErrorView {
     /// A stable code for programs.
     code: String,
@@ -66,7 +65,8 @@ pub(crate) struct ErrorView {
 }
 
 /// The progress of a job.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ProgressView {
     /// The current phase.
     phase: Phase,
@@ -167,63 +167,21 @@ impl JobView {
     }
 }
 
-/// A job to submit: a request, its priority, and whom to tell about its end.
-pub(crate) struct JobRequest;
-
-impl PartialSchema for JobRequest {
-    fn schema() -> RefOr<Schema> {
-        // One object instead of `allOf`: each part of that would forbid the other's fields.
-        let mut request = Request::schema();
-        if let RefOr::T(Schema::Object(object)) = &mut request {
-            let webhook = ObjectBuilder::new().schema_type(Type::String).description(Some(
-                "Address to call when the job has ended, with a signature; only on servers with webhooks.",
-            ));
-            object.properties.insert("webhook".into(), webhook.build().into());
-            let priority = ObjectBuilder::new()
-                .schema_type(Type::String)
-                .enum_values(Some(Priority::ALL.map(Priority::name)))
-                .description(Some(
-                    "Jobs of a higher priority go first; with API keys, `high` needs one that allows it.",
-                ));
-            object.properties.insert("priority".into(), priority.build().into());
-            object.description =
-                Some("A job: a request, its priority, and whom to tell about its end.".into());
-        }
-        request
-    }
-}
-
-impl ToSchema for JobRequest {
-    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((Request::name().into_owned(), Request::schema()));
-        Request::schemas(schemas);
-    }
-}
-
-/// The header of a request that may be sent again without a second job.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Header)]
-#[expect(dead_code, reason = "describes the header")]
-pub(crate) struct SubmitHeaders {
-    /// A key chosen by the client: a request with the same key returns the same job, for 24 hours.
-    #[param(rename = "Idempotency-Key")]
-    idempotency_key: Option<String>,
-}
-
 /// The parameters of submitting a job.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct SubmitParams {
     /// Whether `{red|blue}` in a prompt becomes one of the alternatives, as the image's seed chooses; false by default.
     wildcards: Option<bool>,
 }
 
 /// Submits a job and returns at once.
-#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", params(SubmitHeaders, SubmitParams), request_body = JobRequest, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/jobs", tag = "jobs", params(super::openapi::SubmitHeaders, SubmitParams), request_body = super::openapi::JobRequest, responses(
     (status = 202, description = "The job is queued; `Location` is its address", body = JobView),
-    (status = "4XX", description = "The job is not accepted", body = ErrorBody),
-    (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
-))]
+    (status = "4XX", description = "The job is not accepted", body = crate::api::error::ErrorBody),
+    (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn submit(
     State(server): State<Server>,
     caller: Caller,
@@ -308,26 +266,28 @@ fn expand_wildcards(request: &mut Request) -> Result<(), ApiError> {
 }
 
 /// The parameters of the list of jobs.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct JobListParams {
     /// Maximum number of jobs; 50 by default.
-    #[param(minimum = 1, maximum = 1000)]
+    #[cfg_attr(feature = "schema", param(minimum = 1, maximum = 1000))]
     limit: Option<u32>,
 }
 
 /// A list of jobs.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct JobList {
     /// The jobs, newest first.
     data: Vec<JobView>,
 }
 
 /// Lists the latest jobs.
-#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(JobListParams), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(JobListParams), responses(
     (status = 200, body = JobList),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn list(
     State(server): State<Server>,
     caller: Caller,
@@ -346,10 +306,10 @@ pub(crate) async fn list(
 }
 
 /// Returns a job.
-#[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, body = JobView),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn status(
     State(server): State<Server>,
     caller: Caller,
@@ -359,10 +319,10 @@ pub(crate) async fn status(
 }
 
 /// Returns a job once it is done; 409 before.
-#[utoipa::path(get, path = "/v1/jobs/{id}/result", tag = "jobs", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}/result", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, body = JobView),
-    (status = "4XX", description = "Not found, or not done", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not found, or not done", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn result(
     State(server): State<Server>,
     caller: Caller,
@@ -378,10 +338,10 @@ pub(crate) async fn result(
 }
 
 /// Cancels a queued or running job.
-#[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, description = "Cancelled, or will be within a step", body = JobView),
-    (status = "4XX", description = "Not found, or already ended", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not found, or already ended", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn cancel(
     State(server): State<Server>,
     caller: Caller,

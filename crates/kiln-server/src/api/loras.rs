@@ -4,15 +4,15 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
 
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::gallery::shrink;
 use super::{Query, json, response, run_blocking};
 use crate::Server;
 
 /// A LoRA.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct LoraView {
     /// Its name for requests.
     name: String,
@@ -23,14 +23,15 @@ pub(crate) struct LoraView {
 }
 
 /// A list of LoRAs.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct LoraList {
     /// The LoRAs.
     data: Vec<LoraView>,
 }
 
 /// Lists the LoRAs with their trigger words and previews.
-#[utoipa::path(get, path = "/v1/loras/details", tag = "server", responses((status = 200, description = "The LoRAs", body = LoraList)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/loras/details", tag = "server", responses((status = 200, description = "The LoRAs", body = LoraList))))]
 pub(crate) async fn details(State(server): State<Server>) -> Result<Response, ApiError> {
     let list = run_blocking(move || {
         let view = |lora: crate::LoraInfo| LoraView {
@@ -45,18 +46,19 @@ pub(crate) async fn details(State(server): State<Server>) -> Result<Response, Ap
 }
 
 /// The parameters of a LoRA's preview.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct PreviewParams {
     /// The name of the LoRA.
     name: String,
 }
 
 /// Returns a small image that shows what a LoRA does, as JPEG.
-#[utoipa::path(get, path = "/v1/loras/preview", tag = "server", params(PreviewParams), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/loras/preview", tag = "server", params(PreviewParams), responses(
     (status = 200, description = "The file", content_type = "image/jpeg"),
-    (status = "4XX", description = "No such LoRA, or it has no preview", body = ErrorBody),
-))]
+    (status = "4XX", description = "No such LoRA, or it has no preview", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn preview(
     State(server): State<Server>,
     Query(PreviewParams { name }): Query<PreviewParams>,

@@ -4,10 +4,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::gallery::ImageView;
 use super::{Caller, json, run_blocking};
 use crate::Server;
@@ -17,7 +16,8 @@ use crate::store::Marks;
 const MAX_IMAGES: usize = 1000;
 
 /// Images and the changes of their marks.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MarkRequest {
     /// The ids of the images.
@@ -29,17 +29,18 @@ pub(crate) struct MarkRequest {
 }
 
 /// The images after the change.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct MarkedImages {
     /// The images, in the order of the request.
     data: Vec<ImageView>,
 }
 
 /// Marks images as favourites, or moves them to the trash and back. Changes all of them or none.
-#[utoipa::path(patch, path = "/v1/pictures", tag = "gallery", request_body = MarkRequest, responses(
+#[cfg_attr(feature = "schema", utoipa::path(patch, path = "/v1/pictures", tag = "gallery", request_body = MarkRequest, responses(
     (status = 200, description = "The changed images", body = MarkedImages),
-    (status = "4XX", description = "Not changed", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not changed", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn update(
     State(server): State<Server>,
     caller: Caller,

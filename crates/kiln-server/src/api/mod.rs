@@ -17,6 +17,7 @@ mod loras;
 mod marks;
 mod multipart;
 mod openai;
+#[cfg(feature = "schema")]
 mod openapi;
 mod plots;
 mod prompts;
@@ -29,11 +30,13 @@ mod training_events;
 mod trainings;
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use kiln_base::lock;
 use kiln_engine::Request;
 use serde::Serialize;
 
@@ -46,9 +49,11 @@ use error::ApiError;
 pub(crate) use extract::{Path, Query};
 #[cfg(feature = "fleet")]
 pub(crate) use gallery::shrink;
+#[cfg(feature = "schema")]
+pub use router::openapi;
 #[cfg(feature = "fleet")]
 pub(crate) use router::probes;
-pub use router::{openapi, router};
+pub use router::router;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -90,9 +95,15 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<Api
 ) -> Result<T, ApiError> {
     // The request's span goes along: what `work` logs has the request's id.
     let span = tracing::Span::current();
-    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
-        Ok(result) => result.map_err(Into::into),
-        Err(_) => {
+    let result = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&result);
+    // One type of task for all handlers: tokio's code is compiled for each type.
+    let task: Box<dyn FnOnce() + Send> = Box::new(move || *lock(&slot) = Some(span.in_scope(work)));
+    let _ = tokio::task::spawn_blocking(task).await;
+    let result = lock(&result).take();
+    match result {
+        Some(result) => result.map_err(Into::into),
+        None => {
             let message = "internal error: handling the request panicked";
             Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "panicked", message))
         }

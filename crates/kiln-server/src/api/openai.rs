@@ -6,11 +6,9 @@ use axum::response::Response;
 use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::openapi::{RefOr, Schema};
-use utoipa::{PartialSchema, ToSchema};
 
 use super::body::{Json, RequestBody, media_type, parse};
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::fields::{Fields, parse_fields, parse_request, single_field};
 use super::images::{Endpoint, respond};
 use super::multipart::Form;
@@ -19,17 +17,18 @@ use crate::Server;
 use crate::generator::ModelInfo;
 
 /// OpenAI's fields that Kiln's request lacks or defines differently.
-#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct OpenAiFields {
     /// `WIDTHxHEIGHT`, or `auto`.
-    #[schema(example = "256x256")]
+    #[cfg_attr(feature = "schema", schema(example = "256x256"))]
     pub(crate) size: Option<String>,
     /// `b64_json` or `url`; the default is `b64_json`, for models named `dall-e…` it is `url`.
     pub(crate) response_format: Option<ResponseFormat>,
     /// Whether to stream server-sent events.
     pub(crate) stream: Option<bool>,
     /// Number of previews in a stream.
-    #[schema(minimum = 0, maximum = 3)]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 3))]
     pub(crate) partial_images: Option<u32>,
     /// Accepted and ignored: a request counts for its API key.
     #[expect(dead_code, reason = "accepted for compatibility")]
@@ -57,7 +56,7 @@ pub(crate) struct OpenAiFields {
     pub(crate) input_fidelity: Option<String>,
     /// All other fields: those of [`Request`].
     #[serde(flatten)]
-    #[schema(ignore)]
+    #[cfg_attr(feature = "schema", schema(ignore))]
     rest: Fields,
 }
 
@@ -104,30 +103,9 @@ impl ImagesRequest {
     }
 }
 
-impl PartialSchema for ImagesRequest {
-    fn schema() -> RefOr<Schema> {
-        // One object instead of `allOf`: each part of that would forbid the other's fields.
-        let mut request = Request::schema();
-        if let (RefOr::T(Schema::Object(all)), RefOr::T(Schema::Object(openai))) =
-            (&mut request, OpenAiFields::schema())
-        {
-            all.properties.extend(openai.properties);
-            all.description =
-                Some("A request in OpenAI's format, with all fields of Kiln's own request.".into());
-        }
-        request
-    }
-}
-
-impl ToSchema for ImagesRequest {
-    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        Request::schemas(schemas);
-        OpenAiFields::schemas(schemas);
-    }
-}
-
 /// How images are returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     /// As base64 in the response.
@@ -137,7 +115,8 @@ pub(crate) enum ResponseFormat {
 }
 
 /// An image.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub(crate) enum ImageSource {
     /// A data URL, base64, `input:ID` or `picture:ID`.
@@ -150,7 +129,8 @@ pub(crate) enum ImageSource {
 }
 
 /// One image or several.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub(crate) enum ImageSources {
     /// One.
@@ -207,11 +187,11 @@ fn assign_images(
 }
 
 /// Generates images from a prompt.
-#[utoipa::path(post, path = "/v1/images/generations", tag = "openai", request_body = ImagesRequest, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/images/generations", tag = "openai", request_body = ImagesRequest, responses(
     (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesResponse),
-    (status = "4XX", description = "Invalid request", body = ErrorBody),
-    (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
-))]
+    (status = "4XX", description = "Invalid request", body = crate::api::error::ErrorBody),
+    (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn generations(
     State(server): State<Server>,
     caller: Caller,
@@ -230,12 +210,12 @@ pub(crate) async fn generations(
 }
 
 /// Edits images; takes JSON, or a form with `image[]` and `mask`.
-#[utoipa::path(post, path = "/v1/images/edits", tag = "openai",
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/images/edits", tag = "openai",
     request_body(content((ImagesRequest = "application/json"), (ImagesRequest = "multipart/form-data"))), responses(
     (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesResponse),
-    (status = "4XX", description = "Invalid request", body = ErrorBody),
-    (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
-))]
+    (status = "4XX", description = "Invalid request", body = crate::api::error::ErrorBody),
+    (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn edits(
     State(server): State<Server>,
     caller: Caller,
@@ -309,7 +289,8 @@ fn store_files(
 }
 
 /// A list of models in OpenAI's format.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ModelList {
     /// `list`
     object: &'static str,
@@ -318,7 +299,8 @@ pub(crate) struct ModelList {
 }
 
 /// A model in OpenAI's format.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ModelEntry {
     /// Its name.
     id: String,
@@ -350,16 +332,16 @@ impl ModelEntry {
 }
 
 /// Lists the models that requests can name.
-#[utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, body = ModelList)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, body = ModelList))))]
 pub(crate) async fn models(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &ModelList { object: "list", data: ModelEntry::all(&server) })
 }
 
 /// Returns a model.
-#[utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path)), responses(
     (status = 200, body = ModelEntry),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn model(
     State(server): State<Server>,
     Path(id): Path<String>,
@@ -374,9 +356,9 @@ pub(crate) async fn model(
 }
 
 /// Refuses variations: the models follow a prompt.
-#[utoipa::path(post, path = "/v1/images/variations", tag = "openai", responses(
-    (status = "4XX", description = "Always: there are no variations", body = ErrorBody),
-))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/images/variations", tag = "openai", responses(
+    (status = "4XX", description = "Always: there are no variations", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn variations() -> ApiError {
     let message = "variations are not supported: send the image and a prompt to /v1/images/edits, with `strength` for \
                    how much to change it";

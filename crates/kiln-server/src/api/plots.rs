@@ -11,10 +11,9 @@ use kiln_base::hex;
 use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::ToSchema;
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::jobs::JobView;
 use super::{Caller, Path, json, run_blocking};
@@ -30,7 +29,8 @@ const FIELDS: [&str; 7] = ["seed", "steps", "guidance", "strength", "model", "sc
 const LISTED: u32 = 50;
 
 /// A setting and its values.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Axis {
     /// The field of the request: `seed`, `steps`, `guidance`, `strength`, `model`, `schedule` or `prompt`.
@@ -40,11 +40,12 @@ pub(crate) struct Axis {
 }
 
 /// A grid of images.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewPlot {
     /// The request that all images share. Its `n` is ignored: a cell is one image.
-    #[schema(value_type = Request)]
+    #[cfg_attr(feature = "schema", schema(value_type = Request))]
     order: Fields,
     /// What differs from column to column.
     x: Axis,
@@ -59,7 +60,8 @@ struct Axes {
 }
 
 /// A grid of jobs.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct PlotView {
     /// Its id.
     id: String,
@@ -74,14 +76,16 @@ pub(crate) struct PlotView {
 }
 
 /// A list of plots.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct PlotList {
     /// The plots, newest first.
     data: Vec<PlotSummary>,
 }
 
 /// A plot without its jobs.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct PlotSummary {
     /// Its id.
     id: String,
@@ -94,10 +98,10 @@ pub(crate) struct PlotSummary {
 }
 
 /// Submits a grid of jobs: all of them, or none.
-#[utoipa::path(post, path = "/v1/plots", tag = "jobs", operation_id = "submit_plot", request_body = NewPlot, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/plots", tag = "jobs", operation_id = "submit_plot", request_body = NewPlot, responses(
     (status = 202, description = "The jobs are queued", body = PlotView),
-    (status = "4XX", description = "No job is accepted", body = ErrorBody),
-))]
+    (status = "4XX", description = "No job is accepted", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn submit(
     State(server): State<Server>,
     caller: Caller,
@@ -222,7 +226,7 @@ fn to_json(value: &impl Serialize) -> String {
 }
 
 /// Lists the latest plots.
-#[utoipa::path(get, path = "/v1/plots", tag = "jobs", operation_id = "plots", responses((status = 200, description = "The plots", body = PlotList)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/plots", tag = "jobs", operation_id = "plots", responses((status = 200, description = "The plots", body = PlotList))))]
 pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let data = run_blocking(move || {
         let summary = |row: PlotRow| {
@@ -236,10 +240,10 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
 }
 
 /// Returns a plot with its jobs.
-#[utoipa::path(get, path = "/v1/plots/{id}", operation_id = "plot", tag = "jobs", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/plots/{id}", operation_id = "plot", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, description = "The plot", body = PlotView),
-    (status = "4XX", description = "Not found", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not found", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn details(
     State(server): State<Server>,
     caller: Caller,

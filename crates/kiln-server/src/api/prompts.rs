@@ -7,16 +7,16 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_engine::{FileRef, Request, upsample};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::{Caller, json, run_blocking};
 use crate::Server;
 use crate::generator::{JobError, JobInputs};
 
 /// A prompt to rewrite.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PromptToRewrite {
     /// The prompt.
@@ -27,14 +27,15 @@ pub(crate) struct PromptToRewrite {
     /// The model that the prompt is for; its text encoder rewrites it unless the server names another.
     model: Option<String>,
     /// How freely words are chosen, above 0 and at most 5; 0.15 if absent.
-    #[schema(exclusive_minimum = 0, maximum = 5)]
+    #[cfg_attr(feature = "schema", schema(exclusive_minimum = 0, maximum = 5))]
     temperature: Option<f32>,
     /// Equal seeds give equal prompts; 0 if absent.
     seed: Option<u64>,
 }
 
 /// A rewritten prompt.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct RewrittenPrompt {
     /// The new prompt, to be used or edited.
     prompt: String,
@@ -43,11 +44,11 @@ pub(crate) struct RewrittenPrompt {
 }
 
 /// Rewrites a prompt to a more detailed one with a language model. The images of an edit are seen, too.
-#[utoipa::path(post, path = "/v1/prompts/upsample", tag = "jobs", request_body = PromptToRewrite, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/prompts/upsample", tag = "jobs", request_body = PromptToRewrite, responses(
     (status = 200, description = "The new prompt", body = RewrittenPrompt),
-    (status = "4XX", description = "Not rewritten: the model can't, or another prompt is being rewritten", body = ErrorBody),
-    (status = "5XX", description = "The language model or the service failed", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not rewritten: the model can't, or another prompt is being rewritten", body = crate::api::error::ErrorBody),
+    (status = "5XX", description = "The language model or the service failed", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn upsample(
     State(server): State<Server>,
     caller: Caller,

@@ -4,16 +4,16 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::jobs::JobView;
 use super::{Caller, json, run_blocking};
 use crate::Server;
 
 /// The unfinished jobs of a client.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct QueueView {
     /// Its jobs: running ones, then queued ones in their order.
     data: Vec<JobView>,
@@ -31,13 +31,14 @@ impl QueueView {
 }
 
 /// Returns the unfinished jobs of this client, and how many others have.
-#[utoipa::path(get, path = "/v1/queue", tag = "jobs", operation_id = "queue", responses((status = 200, description = "The queue", body = QueueView)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/queue", tag = "jobs", operation_id = "queue", responses((status = 200, description = "The queue", body = QueueView))))]
 pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Response {
     json(StatusCode::OK, &QueueView::new(&server, &caller.client))
 }
 
 /// A new order of queued jobs.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewOrder {
     /// The ids of queued jobs of this client. They exchange their places; jobs that have started are ignored.
@@ -45,10 +46,10 @@ pub(crate) struct NewOrder {
 }
 
 /// Reorders queued jobs of this client. Other clients' jobs keep their places.
-#[utoipa::path(put, path = "/v1/queue", tag = "jobs", request_body = NewOrder, responses(
+#[cfg_attr(feature = "schema", utoipa::path(put, path = "/v1/queue", tag = "jobs", request_body = NewOrder, responses(
     (status = 200, description = "The queue in its new order", body = QueueView),
-    (status = "4XX", description = "Not reordered", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not reordered", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn reorder(
     State(server): State<Server>,
     caller: Caller,
@@ -67,14 +68,15 @@ pub(crate) async fn reorder(
 }
 
 /// The result of cancelling all jobs.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct Cancelled {
     /// The number of cancelled jobs.
     cancelled: usize,
 }
 
 /// Cancels all unfinished jobs of this client.
-#[utoipa::path(delete, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "Cancelled", body = Cancelled)))]
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "Cancelled", body = Cancelled))))]
 pub(crate) async fn cancel_all(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let cancelled = run_blocking(move || {
         // Waiting jobs first, so that none of them starts when the running one ends.

@@ -7,9 +7,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_engine::{FileRef, LoraRef, Recipe, Request};
 use serde::Serialize;
-use utoipa::ToSchema;
 
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::store::INPUT_PREFIX;
@@ -18,7 +17,8 @@ use crate::store::INPUT_PREFIX;
 pub(super) const UNREADABLE: &str = "the recipe is damaged or longer than 1 MiB";
 
 /// A recipe as a request to this server.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct RecipeView {
     /// The request, with this server's names of models, LoRAs and input images.
     #[serde(rename = "order")]
@@ -30,10 +30,10 @@ pub(crate) struct RecipeView {
 }
 
 /// Returns the recipe inside an uploaded image, as a request.
-#[utoipa::path(get, path = "/v1/inputs/{id}/recipe", tag = "jobs", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/inputs/{id}/recipe", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, description = "The recipe", body = RecipeView),
-    (status = "4XX", description = "No such image, or it has no recipe", body = ErrorBody),
-))]
+    (status = "4XX", description = "No such image, or it has no recipe", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn of_input(
     State(server): State<Server>,
     caller: Caller,

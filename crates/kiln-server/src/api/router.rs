@@ -11,10 +11,9 @@ use axum::routing::{delete, get, patch, post, put};
 use bytes::Bytes;
 use kiln_base::hex;
 use tracing::Instrument;
-use utoipa::openapi::OpenApi;
 
 use super::a1111::{self, control, lists, options, png_info};
-use super::caller::{Refusal, identify, is_public, unauthorized};
+use super::caller::{Refusal, identify, unauthorized};
 use super::error::ApiError;
 use super::{
     downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, prompts, queue, recipes,
@@ -30,6 +29,7 @@ macro_rules! endpoints {
             Router::new()$(.route($path, $method($module::$handler)))*
         }
 
+        #[cfg(feature = "schema")]
         #[derive(utoipa::OpenApi)]
         #[openapi(
             paths($($module::$handler),*),
@@ -115,13 +115,14 @@ endpoints! {
 
 /// The OpenAPI description, generated from the handlers.
 ///
-/// The server itself sends the file `openapi.json` beside the crate's manifest, which a test compares with this: the code
-/// that generates it would add half a megabyte to the program.
-pub fn openapi() -> OpenApi {
+/// The server itself sends the file `openapi.json` beside the crate's manifest, which a test compares with this: programs
+/// need not contain the code that generates it.
+#[cfg(feature = "schema")]
+pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut api = <ApiDoc as utoipa::OpenApi>::openapi();
     // utoipa fills in the package's author.
     api.info.contact = None;
-    super::openapi::complete(&mut api, is_public);
+    super::openapi::complete(&mut api, super::caller::is_public);
     api
 }
 

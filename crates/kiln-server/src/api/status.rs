@@ -6,7 +6,6 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use super::error::ApiError;
 use super::{Caller, json, response, run_blocking};
@@ -15,7 +14,8 @@ use crate::auth::{Auth, set_cookie};
 use crate::sessions::SESSION_AGE;
 
 /// The status of the server.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ServerStatus {
     /// `ok`, `starting`, `stopping` or `storage`.
     status: &'static str,
@@ -31,16 +31,16 @@ impl ServerStatus {
 }
 
 /// Reports that the server is alive.
-#[utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = ServerStatus)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = ServerStatus))))]
 pub(crate) async fn health() -> Response {
     json(StatusCode::OK, &ServerStatus::new("ok"))
 }
 
 /// Reports whether the model is loaded, jobs are processed and images can be stored.
-#[utoipa::path(get, path = "/readyz", tag = "server", responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/readyz", tag = "server", responses(
     (status = 200, body = ServerStatus),
     (status = 503, description = "Starting, stopping, or the data folder is full or gone", body = ServerStatus),
-))]
+)))]
 pub(crate) async fn ready(State(server): State<Server>) -> Response {
     if !server.is_ready() {
         let status = if *server.closing.borrow() { "stopping" } else { "starting" };
@@ -59,10 +59,10 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
 }
 
 /// Returns metrics in Prometheus' text format.
-#[utoipa::path(get, path = "/metrics", tag = "server", responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/metrics", tag = "server", responses(
     (status = 200, description = "Metrics", content_type = "text/plain"),
     (status = 403, description = "The key is not marked `admin`", body = super::error::ErrorBody),
-))]
+)))]
 pub(crate) async fn metrics(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     caller.require_admin()?;
     let text = run_blocking(move || {
@@ -75,26 +75,28 @@ pub(crate) async fn metrics(State(server): State<Server>, caller: Caller) -> Res
 }
 
 /// A list of names.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct NameList {
     /// The names.
     data: Vec<String>,
 }
 
 /// Lists the LoRAs that requests can name.
-#[utoipa::path(get, path = "/v1/loras", tag = "server", responses((status = 200, body = NameList)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/loras", tag = "server", responses((status = 200, body = NameList))))]
 pub(crate) async fn loras(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &NameList { data: server.catalogue.loras() })
 }
 
 /// Lists the VAEs that requests can name instead of a model's own.
-#[utoipa::path(get, path = "/v1/vaes", tag = "server", responses((status = 200, body = NameList)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/vaes", tag = "server", responses((status = 200, body = NameList))))]
 pub(crate) async fn vaes(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &NameList { data: server.catalogue.vaes() })
 }
 
 /// The server's version, limits and queue.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct About {
     /// The version of Kiln.
     version: &'static str,
@@ -130,7 +132,7 @@ pub(crate) struct About {
 }
 
 /// Returns the server's version, limits and queue length.
-#[utoipa::path(get, path = "/v1/about", tag = "server", responses((status = 200, body = About)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/about", tag = "server", responses((status = 200, body = About))))]
 pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Response {
     let limits = &server.config.limits;
     let about = About {
@@ -154,10 +156,10 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
 }
 
 /// Opens a session for a browser that sends the API key: sets a cookie that scripts can't read.
-#[utoipa::path(post, path = "/v1/session", tag = "server", responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/session", tag = "server", responses(
     (status = 200, body = ServerStatus),
     (status = 401, description = "Missing or wrong API key", body = super::error::ErrorBody),
-))]
+)))]
 pub(crate) async fn session(
     State(server): State<Server>,
     caller: Caller,
@@ -179,10 +181,10 @@ pub(crate) async fn session(
 }
 
 /// Ends the session of the browser that sends this.
-#[utoipa::path(delete, path = "/v1/session", tag = "server", responses(
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/session", tag = "server", responses(
     (status = 200, body = ServerStatus),
     (status = 401, description = "No session", body = super::error::ErrorBody),
-))]
+)))]
 pub(crate) async fn logout(
     State(server): State<Server>,
     caller: Caller,

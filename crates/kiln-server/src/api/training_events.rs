@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::sse::{EventSource, RETRY, event, stream_events};
 use super::trainings::{TrainingView, allowed, find};
 use super::{Caller, Path};
@@ -15,10 +15,10 @@ use crate::trainings::{Training, TrainingSnapshot};
 
 /// Streams server-sent events until the training ends: `state` with the whole loss curve, `progress` with the losses since
 /// the last event, and `end`.
-#[utoipa::path(get, path = "/v1/trainings/{id}/events", tag = "trainings", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}/events", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 200, description = "Events", content_type = "text/event-stream"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn events(
     State(server): State<Server>,
     caller: Caller,

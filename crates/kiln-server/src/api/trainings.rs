@@ -6,10 +6,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::body::Json;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::file::file_response;
 use super::{Caller, Path, json, run_blocking, with_location};
 use crate::Server;
@@ -20,7 +19,8 @@ use crate::trainings::{NewPicture, Training, TrainingSnapshot, TrainingState, Tr
 const MAX_POINTS: usize = 500;
 
 /// A training.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct TrainingView {
     /// Its id.
     id: String,
@@ -64,12 +64,13 @@ pub(crate) struct TrainingView {
     /// Sample images.
     samples: Vec<TrainingSample>,
     /// The loss curve: steps, their losses (means of neighbours if there are many) and smoothed losses.
-    #[schema(value_type = Vec<Vec<f32>>)]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Vec<f32>>))]
     losses: Vec<LossPoint>,
 }
 
 /// Something that is prepared.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 struct Preparation {
     /// What.
     what: String,
@@ -80,7 +81,8 @@ struct Preparation {
 }
 
 /// Why a training failed.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 struct TrainingError {
     /// A stable code for programs.
     code: String,
@@ -89,7 +91,8 @@ struct TrainingError {
 }
 
 /// Sample images of a step.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 struct TrainingSample {
     /// The step.
     step: u64,
@@ -175,17 +178,18 @@ pub(super) fn find(trainings: &Trainings, caller: &Caller, id: &str) -> Result<A
 }
 
 /// What can be trained.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct TrainingOptions {
     /// The base models. Distilled ones are left out: training undoes their distillation.
     models: Vec<TrainableModel>,
 }
 
 /// Returns the base models that can be trained on, with the settings of their presets.
-#[utoipa::path(get, path = "/v1/trainings/options", tag = "trainings", responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/options", tag = "trainings", responses(
     (status = 200, body = TrainingOptions),
-    (status = 403, description = "Training is off, or the key may not train", body = ErrorBody),
-))]
+    (status = 403, description = "Training is off, or the key may not train", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn options(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
         let trainings = allowed(&server, &caller)?;
@@ -195,17 +199,18 @@ pub(crate) async fn options(State(server): State<Server>, caller: Caller) -> Res
 }
 
 /// A list of trainings.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct TrainingList {
     /// The trainings, newest first, without losses and samples.
     data: Vec<TrainingView>,
 }
 
 /// Lists the trainings, newest first: a key's own, an admin's all.
-#[utoipa::path(get, path = "/v1/trainings", tag = "trainings", responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings", tag = "trainings", responses(
     (status = 200, body = TrainingList),
-    (status = 403, description = "Training is off, or the key may not train", body = ErrorBody),
-))]
+    (status = 403, description = "Training is off, or the key may not train", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let trainings = allowed(&server, &caller)?;
     let all = trainings.all();
@@ -215,7 +220,8 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
 }
 
 /// A training to start: its settings and pictures.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewTraining {
     /// The settings.
@@ -225,10 +231,10 @@ pub(crate) struct NewTraining {
 }
 
 /// Starts a training: the pictures are checked, then it is queued behind image jobs and other trainings.
-#[utoipa::path(post, path = "/v1/trainings", tag = "trainings", request_body = NewTraining, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings", tag = "trainings", request_body = NewTraining, responses(
     (status = 201, description = "Queued", body = TrainingView),
-    (status = "4XX", description = "Not started: a picture, caption or setting is unusable", body = ErrorBody),
-))]
+    (status = "4XX", description = "Not started: a picture, caption or setting is unusable", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn start(
     State(server): State<Server>,
     caller: Caller,
@@ -246,10 +252,10 @@ pub(crate) async fn start(
 }
 
 /// Checks a training without starting it: warnings about the pictures, and the cost.
-#[utoipa::path(post, path = "/v1/trainings/check", tag = "trainings", request_body = NewTraining, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings/check", tag = "trainings", request_body = NewTraining, responses(
     (status = 200, body = TrainingCheck),
-    (status = "4XX", description = "It could not start", body = ErrorBody),
-))]
+    (status = "4XX", description = "It could not start", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn check(
     State(server): State<Server>,
     caller: Caller,
@@ -265,9 +271,9 @@ pub(crate) async fn check(
 }
 
 /// Returns a training with its loss curve and samples.
-#[utoipa::path(get, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
-    (status = 200, body = TrainingView), (status = "4XX", body = ErrorBody),
-))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
+    (status = 200, body = TrainingView), (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn details(
     State(server): State<Server>,
     caller: Caller,
@@ -283,11 +289,11 @@ pub(crate) async fn details(
 }
 
 /// Cancels a training. One that has begun saves a checkpoint after its step; it can be resumed.
-#[utoipa::path(post, path = "/v1/trainings/{id}/cancel", tag = "trainings", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings/{id}/cancel", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 202, description = "Will stop", body = TrainingView),
-    (status = 409, description = "It has ended", body = ErrorBody),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = 409, description = "It has ended", body = crate::api::error::ErrorBody),
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn cancel(
     State(server): State<Server>,
     caller: Caller,
@@ -300,11 +306,11 @@ pub(crate) async fn cancel(
 }
 
 /// Resumes a training that was cancelled, interrupted or failed, from its last checkpoint.
-#[utoipa::path(post, path = "/v1/trainings/{id}/resume", tag = "trainings", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings/{id}/resume", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 202, description = "Queued", body = TrainingView),
-    (status = 409, description = "It is done, or has not ended", body = ErrorBody),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = 409, description = "It is done, or has not ended", body = crate::api::error::ErrorBody),
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn resume(
     State(server): State<Server>,
     caller: Caller,
@@ -338,11 +344,11 @@ fn conflict(message: &str) -> ApiError {
 }
 
 /// Deletes a training that has ended: its pictures, checkpoints and samples. Its LoRA stays.
-#[utoipa::path(delete, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 200, description = "Deleted", body = TrainingList),
-    (status = 409, description = "It has not ended: cancel it first", body = ErrorBody),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = 409, description = "It has not ended: cancel it first", body = crate::api::error::ErrorBody),
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn delete(
     State(server): State<Server>,
     caller: Caller,
@@ -365,11 +371,11 @@ pub(crate) async fn delete(
 }
 
 /// Returns the sample images of a step, beside each other, as PNG.
-#[utoipa::path(get, path = "/v1/trainings/{id}/samples/{step}", tag = "trainings",
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}/samples/{step}", tag = "trainings",
     params(("id" = String, Path), ("step" = u64, Path)), responses(
     (status = 200, description = "The file", content_type = "image/png"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn sample(
     State(server): State<Server>,
     caller: Caller,

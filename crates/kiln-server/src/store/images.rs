@@ -3,12 +3,12 @@
 use kiln_engine::Request;
 use rusqlite::{OptionalExtension, Row, ToSql, params};
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use super::{ListBudget, Store, StoreError, parse_request, to_json};
 
 /// A generated image.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ImageRow {
     /// Its id: the job's id and its number.
     pub id: String,

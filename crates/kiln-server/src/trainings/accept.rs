@@ -7,7 +7,6 @@ use std::sync::Arc;
 use kiln_base::{TemporaryFolder, hex, lock};
 use kiln_engine::FileRef;
 use serde::Deserialize;
-use utoipa::ToSchema;
 
 use super::Trainings;
 use super::record::Record;
@@ -32,7 +31,8 @@ const MAX_CHECKPOINTS: u64 = 200;
 const MAX_SAMPLES: usize = 8;
 
 /// A picture to learn.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewPicture {
     /// An image of `/v1/inputs` (`input:…`), a generated one (`picture:…`), a data URL or base64.

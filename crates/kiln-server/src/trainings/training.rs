@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use kiln_base::lock;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use utoipa::ToSchema;
 
 use super::record::{self, Record};
 use crate::store::now;
 use crate::trainer::{LossPoint, TrainingCheck, TrainingOrder, TrainingTask};
 
 /// The state of a training.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TrainingState {
     /// Waits for its turn.

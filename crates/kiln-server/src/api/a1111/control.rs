@@ -7,24 +7,23 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::{IntoParams, ToSchema};
 
 use crate::Server;
-use crate::api::error::ErrorBody;
 use crate::api::fields::Fields;
 use crate::api::{Caller, Query, json};
 use crate::live::{Api, LiveJob};
 use crate::store::JobState;
 
 /// The progress of the running job, in A1111's format.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ProgressResponse {
     /// From 0 to 1.
     progress: f32,
     /// Estimated seconds left.
     eta_relative: f32,
     /// The job's id, steps and images.
-    #[schema(value_type = Object)]
+    #[cfg_attr(feature = "schema", schema(value_type = Object))]
     state: Value,
     /// A preview as base64.
     current_image: Option<String>,
@@ -33,18 +32,19 @@ pub(crate) struct ProgressResponse {
 }
 
 /// The parameters of a progress request.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct ProgressParams {
     /// Whether to leave out the preview.
     skip_current_image: Option<bool>,
 }
 
 /// Returns the progress of the running job.
-#[utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(ProgressParams), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(ProgressParams), responses(
     (status = 200, body = ProgressResponse),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn progress(
     State(server): State<Server>,
     caller: Caller,
@@ -85,7 +85,7 @@ pub(crate) async fn progress(
 
 /// Stops the running jobs that were submitted through this API. Each returns its finished images, and the unfinished one
 /// as it is.
-#[utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done")))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done"))))]
 pub(crate) async fn interrupt(State(server): State<Server>, caller: Caller) -> Response {
     let is_running = |live: &LiveJob| live.api == Api::A1111 && live.state() == JobState::Running;
     let own = |live: &LiveJob| is_running(live) && caller.owns(&live.client);
@@ -99,7 +99,7 @@ pub(crate) async fn interrupt(State(server): State<Server>, caller: Caller) -> R
 }
 
 /// Does the same as `interrupt`: images of a job are generated together.
-#[utoipa::path(post, path = "/sdapi/v1/skip", tag = "a1111", responses((status = 200, description = "Done")))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/skip", tag = "a1111", responses((status = 200, description = "Done"))))]
 pub(crate) async fn skip(server: State<Server>, caller: Caller) -> Response {
     interrupt(server, caller).await
 }

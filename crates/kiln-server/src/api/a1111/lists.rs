@@ -32,13 +32,13 @@ fn list(entries: &[Value]) -> Response {
 }
 
 /// Lists the samplers.
-#[utoipa::path(get, path = "/sdapi/v1/samplers", tag = "a1111", responses((status = 200, description = "Samplers", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/samplers", tag = "a1111", responses((status = 200, description = "Samplers", body = Vec<Object>))))]
 pub(crate) async fn samplers() -> Response {
     list(&[value!({ "name": SAMPLER, "aliases": ["euler"], "options": {} })])
 }
 
 /// Lists the schedules of noise levels.
-#[utoipa::path(get, path = "/sdapi/v1/schedulers", tag = "a1111", responses((status = 200, description = "Schedules", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/schedulers", tag = "a1111", responses((status = 200, description = "Schedules", body = Vec<Object>))))]
 pub(crate) async fn schedulers() -> Response {
     let entry = |(name, label, _): &(&str, &str, ScheduleKind)| {
         value!({
@@ -49,19 +49,19 @@ pub(crate) async fn schedulers() -> Response {
 }
 
 /// Lists the upscalers: there are none.
-#[utoipa::path(get, path = "/sdapi/v1/upscalers", tag = "a1111", responses((status = 200, description = "Upscalers", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/upscalers", tag = "a1111", responses((status = 200, description = "Upscalers", body = Vec<Object>))))]
 pub(crate) async fn upscalers() -> Response {
     list(&[value!({ "name": "None", "model_name": null, "model_path": null, "model_url": null, "scale": 1 })])
 }
 
 /// Lists the modes of latent upscaling: there are none.
-#[utoipa::path(get, path = "/sdapi/v1/latent-upscale-modes", tag = "a1111", responses((status = 200, description = "Modes", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/latent-upscale-modes", tag = "a1111", responses((status = 200, description = "Modes", body = Vec<Object>))))]
 pub(crate) async fn latent_upscale_modes() -> Response {
     list(&[])
 }
 
 /// Lists the models.
-#[utoipa::path(get, path = "/sdapi/v1/sd-models", tag = "a1111", responses((status = 200, description = "Models", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/sd-models", tag = "a1111", responses((status = 200, description = "Models", body = Vec<Object>))))]
 pub(crate) async fn models(State(server): State<Server>) -> Response {
     let entry = |name: String| {
         value!({
@@ -72,46 +72,46 @@ pub(crate) async fn models(State(server): State<Server>) -> Response {
 }
 
 /// Lists the autoencoders.
-#[utoipa::path(get, path = "/sdapi/v1/sd-vae", tag = "a1111", responses((status = 200, description = "Autoencoders", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/sd-vae", tag = "a1111", responses((status = 200, description = "Autoencoders", body = Vec<Object>))))]
 pub(crate) async fn vaes(State(server): State<Server>) -> Response {
     let entry = |name: String| value!({ "model_name": name, "filename": name });
     list(&server.catalogue.vaes().into_iter().map(entry).collect::<Vec<_>>())
 }
 
 /// Lists the LoRAs.
-#[utoipa::path(get, path = "/sdapi/v1/loras", tag = "a1111", responses((status = 200, description = "LoRAs", body = Vec<Object>)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/loras", tag = "a1111", responses((status = 200, description = "LoRAs", body = Vec<Object>))))]
 pub(crate) async fn loras(State(server): State<Server>) -> Response {
     let entry = |name: String| value!({ "name": name, "alias": name, "path": name, "metadata": {} });
     list(&server.catalogue.loras().into_iter().map(entry).collect::<Vec<_>>())
 }
 
 /// Lists the scripts: there are none.
-#[utoipa::path(get, path = "/sdapi/v1/scripts", tag = "a1111", responses((status = 200, description = "Scripts", body = Object)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/scripts", tag = "a1111", responses((status = 200, description = "Scripts", body = Object))))]
 pub(crate) async fn scripts() -> Response {
     json(StatusCode::OK, &value!({ "txt2img": [], "img2img": [] }))
 }
 
 /// Returns the flags that A1111 was started with: for this server, that its API is on.
-#[utoipa::path(get, path = "/sdapi/v1/cmd-flags", tag = "a1111", responses((status = 200, description = "Flags", body = Object)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/cmd-flags", tag = "a1111", responses((status = 200, description = "Flags", body = Object))))]
 pub(crate) async fn cmd_flags() -> Response {
     json(StatusCode::OK, &value!({ "api": true, "nowebui": false, "no_gradio_queue": true }))
 }
 
 /// Looks for new models.
-#[utoipa::path(post, path = "/sdapi/v1/refresh-checkpoints", tag = "a1111", responses((status = 200, description = "Done")))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/refresh-checkpoints", tag = "a1111", responses((status = 200, description = "Done"))))]
 pub(crate) async fn refresh_checkpoints(State(server): State<Server>) -> Response {
     server.catalogue.refresh();
     json(StatusCode::OK, &Fields::new())
 }
 
 /// Looks for new LoRAs.
-#[utoipa::path(post, path = "/sdapi/v1/refresh-loras", tag = "a1111", responses((status = 200, description = "Done")))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/refresh-loras", tag = "a1111", responses((status = 200, description = "Done"))))]
 pub(crate) async fn refresh_loras(server: State<Server>) -> Response {
     refresh_checkpoints(server).await
 }
 
 /// Looks for new autoencoders.
-#[utoipa::path(post, path = "/sdapi/v1/refresh-vae", tag = "a1111", responses((status = 200, description = "Done")))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/refresh-vae", tag = "a1111", responses((status = 200, description = "Done"))))]
 pub(crate) async fn refresh_vaes(server: State<Server>) -> Response {
     refresh_checkpoints(server).await
 }

@@ -14,10 +14,9 @@ use kiln_engine::{LoraRef, Recipe, Request};
 use kiln_image::{Filter, Format, RgbImage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::ToSchema;
 
 use super::body::{BodyPermit, Json};
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
 use crate::Server;
@@ -32,7 +31,8 @@ const MAX_SETTINGS: usize = 256 << 10;
 const OWN_SETTINGS: [&str; 7] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
 
 /// A request in A1111's format. Unsupported fields are ignored, as clients send many.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub(crate) struct Txt2Img {
     /// The prompt; `<lora:NAME:WEIGHT>` in it adds a LoRA.
@@ -56,7 +56,7 @@ pub(crate) struct Txt2Img {
     /// Schedule of the noise levels, one of `/sdapi/v1/schedulers`; other names mean the model's own.
     scheduler: Option<String>,
     /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas`, `text_layers` and `vae` are as in `/v1/jobs`.
-    #[schema(value_type = Option<Object>)]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
     override_settings: Option<Fields>,
     /// The initial image as base64; only the first of the list is used.
     #[serde(skip_serializing)]
@@ -75,7 +75,8 @@ pub(crate) struct Txt2Img {
 }
 
 /// Generated images in A1111's format.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct Txt2ImgResponse {
     /// The files as base64.
     images: Vec<String>,
@@ -129,10 +130,10 @@ fn split_loras(prompt: &str) -> (String, Vec<LoraRef>) {
 }
 
 /// Generates images from a prompt.
-#[utoipa::path(post, path = "/sdapi/v1/txt2img", tag = "a1111", request_body = Txt2Img, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/txt2img", tag = "a1111", request_body = Txt2Img, responses(
     (status = 200, body = Txt2ImgResponse),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn txt2img(
     State(server): State<Server>,
     caller: Caller,
@@ -143,10 +144,10 @@ pub(crate) async fn txt2img(
 }
 
 /// Generates images from an initial image, optionally inside a mask.
-#[utoipa::path(post, path = "/sdapi/v1/img2img", tag = "a1111", request_body = Txt2Img, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/img2img", tag = "a1111", request_body = Txt2Img, responses(
     (status = 200, body = Txt2ImgResponse),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn img2img(
     State(server): State<Server>,
     caller: Caller,

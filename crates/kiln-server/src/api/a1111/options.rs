@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::Server;
 use crate::api::body::Json;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::fields::Fields;
 use crate::api::{Caller, json};
 
@@ -77,7 +77,7 @@ fn current_model(server: &Server, caller: &Caller) -> String {
 }
 
 /// Returns the supported options.
-#[utoipa::path(get, path = "/sdapi/v1/options", tag = "a1111", responses((status = 200, description = "Options", body = Object)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/options", tag = "a1111", responses((status = 200, description = "Options", body = Object))))]
 pub(crate) async fn options(State(server): State<Server>, caller: Caller) -> Response {
     let vae = server.a1111.of(&caller).vae;
     let options = serde_json::json!({
@@ -92,10 +92,10 @@ pub(crate) async fn options(State(server): State<Server>, caller: Caller) -> Res
 
 /// Sets the model (`sd_model_checkpoint`) and the autoencoder (`sd_vae`) of later requests of this API. Other options are
 /// ignored.
-#[utoipa::path(post, path = "/sdapi/v1/options", tag = "a1111", request_body = Object, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/options", tag = "a1111", request_body = Object, responses(
     (status = 200, description = "Done"),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn set_options(
     State(server): State<Server>,
     caller: Caller,

@@ -5,39 +5,40 @@ use axum::response::Response;
 use kiln_engine::Recipe;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
 use crate::api::body::Json;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::{json, run_blocking};
 use crate::generator::JobError;
 use crate::input_images::decode;
 
 /// An image file.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct PngInfo {
     /// The file as base64 or a data URL.
     image: String,
 }
 
 /// What an image file says about itself.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct PngInfoResponse {
     /// A1111's description: prompt, negative prompt, settings; empty if there is none.
     info: String,
     /// The texts in the file.
-    #[schema(value_type = Object)]
+    #[cfg_attr(feature = "schema", schema(value_type = Object))]
     items: Map<String, Value>,
     /// The settings of the description, by name.
-    #[schema(value_type = Object)]
+    #[cfg_attr(feature = "schema", schema(value_type = Object))]
     parameters: Map<String, Value>,
 }
 
 /// Returns the description in an image file, of this server or of A1111.
-#[utoipa::path(post, path = "/sdapi/v1/png-info", tag = "a1111", request_body = PngInfo, responses(
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/png-info", tag = "a1111", request_body = PngInfo, responses(
     (status = 200, body = PngInfoResponse),
-    (status = "4XX", body = ErrorBody),
-))]
+    (status = "4XX", body = crate::api::error::ErrorBody),
+)))]
 pub(crate) async fn png_info(Json(body, permit): Json<PngInfo>) -> Result<Response, ApiError> {
     run_blocking(move || {
         let bytes = decode(&body.image, "image")?;
