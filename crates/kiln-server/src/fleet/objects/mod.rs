@@ -3,6 +3,7 @@
 //! Every file is named by the SHA-256 of its content: one that is stored twice is stored once, and one whose content is not
 //! what its name says is refused.
 
+mod nats;
 #[cfg(feature = "s3")]
 mod s3;
 mod storage;
@@ -18,7 +19,7 @@ use kiln_base::hex;
 use sha2::{Digest, Sha256};
 
 pub use self::storage::S3Config;
-use self::storage::Storage;
+use self::storage::{Content, Storage};
 use super::link::{FleetError, Link, Result};
 use crate::store::{FileKind, Files, Store, StoreError};
 
@@ -87,15 +88,17 @@ impl Objects {
 
     /// Fetches a file; `None` if there is none with this name, or if its content is not what its name says.
     pub(super) fn fetch(&self, kind: FileKind, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(hash) = hash_of(name) else { return Ok(None) };
         let (storage, object) = (Arc::clone(&self.storage), object_name(kind, name));
-        let fetching = async move { patiently("fetching a file", || storage.get(&object)).await };
-        let found = self.link.wait(fetching)??;
-        let Some(bytes) = found else { return Ok(None) };
-        if hex(Sha256::digest(&bytes)) != hash_of(name) {
-            tracing::error!(name, "refusing a file whose content is not what its name says");
-            return Ok(None);
+        let fetching = async move { patiently("fetching a file", || storage.get(&object, &hash)).await };
+        match self.link.wait(fetching)?? {
+            Content::Right(bytes) => Ok(Some(bytes)),
+            Content::Missing => Ok(None),
+            Content::Wrong => {
+                tracing::error!(name, "refusing a file whose content is not what its name says");
+                Ok(None)
+            }
         }
-        Ok(Some(bytes))
     }
 
     /// Deletes the oldest copies beyond the limit, every now and then.
@@ -125,22 +128,25 @@ impl Objects {
     }
 }
 
-/// The hash in a file's name.
-fn hash_of(name: &str) -> &str {
-    name.split('.').next().unwrap_or(name)
-}
-
-fn is_valid(name: &str) -> bool {
-    let (hash, extension) = name.split_once('.').unwrap_or((name, ""));
-    hash.len() == 64
-        && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+/// The hash in a file's name: 64 digits, and an extension or none.
+fn hash_of(name: &str) -> Option<[u8; 32]> {
+    let (digits, extension) = name.split_once('.').unwrap_or((name, ""));
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let fits = digits.len() == 64
+        && digits.bytes().all(is_digit)
         && extension.len() <= 8
-        && extension.bytes().all(|b| b.is_ascii_alphanumeric())
+        && extension.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let mut hash = [0; 32];
+    for (byte, digits) in hash.iter_mut().zip(digits.as_bytes().chunks(2)).filter(|_| fits) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    fits.then_some(hash)
 }
 
 /// Whether this is the name of a file in the storage.
 fn is_object(name: &str) -> bool {
-    name.split_once('/').is_some_and(|(kind, name)| matches!(kind, "image" | "input") && is_valid(name))
+    name.split_once('/')
+        .is_some_and(|(kind, name)| matches!(kind, "image" | "input") && hash_of(name).is_some())
 }
 
 /// The name of a file in the storage.
@@ -176,15 +182,18 @@ impl Files for Objects {
     }
 
     fn put(&self, kind: FileKind, name: &str, bytes: &[u8]) -> std::result::Result<(), StoreError> {
+        let unnamed = || FleetError(format!("`{name}` is not named by its content"));
+        let hash = hash_of(name).ok_or_else(unnamed)?;
         let (storage, object) = (Arc::clone(&self.storage), object_name(kind, name));
         let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.link.config.orphan_age / 2);
-        let put =
-            async move { patiently("storing a file", || storage.put(&object, bytes.clone(), fresh)).await };
+        let put = async move {
+            patiently("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh)).await
+        };
         Ok(self.link.wait(put)??)
     }
 
     fn path(&self, kind: FileKind, name: &str) -> std::result::Result<Option<PathBuf>, StoreError> {
-        if !is_valid(name) {
+        if hash_of(name).is_none() {
             return Ok(None);
         }
         let path = self.local_path(kind, name);
@@ -221,11 +230,12 @@ mod tests {
     #[test]
     fn only_hashes_are_names() {
         let hash = "0f".repeat(32);
-        assert!(is_valid(&hash) && is_valid(&format!("{hash}.png")));
+        assert_eq!(hash_of(&hash), Some([0x0f; 32]));
+        assert_eq!(hash_of(&format!("{hash}.png")), Some([0x0f; 32]));
         for wrong in
             ["", "../../x", &hash[1..], &format!("{hash}/x"), &format!("{hash}.a/b"), &hash.to_uppercase()]
         {
-            assert!(!is_valid(wrong), "{wrong}");
+            assert_eq!(hash_of(wrong), None, "{wrong}");
         }
     }
 }

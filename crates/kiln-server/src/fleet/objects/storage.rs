@@ -2,20 +2,17 @@
 
 use std::time::{Duration, SystemTime};
 
-use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectMetadata, ObjectStore};
 use bytes::Bytes;
-use futures_util::StreamExt;
 use kiln_base::hex;
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncReadExt;
+use sha2::{Digest, Sha256};
 
+use super::nats::NatsFiles;
 #[cfg(feature = "s3")]
 use super::s3::Bucket;
-use crate::fleet::link::{FleetError, Link, Result, Written, failed};
+use crate::fleet::link::{FleetError, Link, Result, Written};
 use crate::server::random_bytes;
 
-/// Bytes of a message. Few and large ones are faster; the servers refuse more than a MiB.
-const CHUNK: usize = 512 << 10;
 /// The key of [`FilesRecord`].
 const RECORD: &str = "fleet.files";
 /// The object that tells whose files a bucket holds.
@@ -49,6 +46,21 @@ impl S3Config {
     }
 }
 
+/// What a file holds.
+pub(super) enum Content {
+    Missing,
+    /// Not what its name says.
+    Wrong,
+    Right(Vec<u8>),
+}
+
+impl Content {
+    /// Compares the content with the hash in its name.
+    pub(super) fn checked(bytes: Vec<u8>, hash: &[u8; 32]) -> Content {
+        if Sha256::digest(&bytes)[..] == hash[..] { Content::Right(bytes) } else { Content::Wrong }
+    }
+}
+
 /// A stored file.
 pub(super) struct StoredObject {
     pub(super) name: String,
@@ -57,7 +69,7 @@ pub(super) struct StoredObject {
 
 /// The files of a fleet. Errors are texts: whatever they are, the call is tried again.
 pub(super) enum Storage {
-    Nats(Box<ObjectStore>),
+    Nats(Box<NatsFiles>),
     #[cfg(feature = "s3")]
     S3(Bucket),
 }
@@ -67,7 +79,7 @@ impl Storage {
     pub(super) async fn open(link: &Link) -> Result<Storage> {
         let Some(config) = &link.config.s3 else {
             agree(link, "nats").await?;
-            return Ok(Storage::Nats(Box::new(open_nats(link).await?)));
+            return Ok(Storage::Nats(Box::new(NatsFiles::open(link).await?)));
         };
         #[cfg(feature = "s3")]
         {
@@ -97,43 +109,27 @@ impl Storage {
         )))
     }
 
-    pub(super) async fn get(&self, name: &str) -> std::result::Result<Option<Vec<u8>>, String> {
+    pub(super) async fn get(&self, name: &str, hash: &[u8; 32]) -> std::result::Result<Content, String> {
         match self {
-            Storage::Nats(store) => {
-                let mut found = match store.get(name).await {
-                    Ok(found) => found,
-                    Err(error) if error.kind() == GetErrorKind::NotFound => return Ok(None),
-                    Err(error) => return Err(error.to_string()),
-                };
-                let mut bytes = Vec::with_capacity(found.info().size);
-                found.read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
-                Ok(Some(bytes))
-            }
+            Storage::Nats(files) => files.get(name, hash).await,
             #[cfg(feature = "s3")]
-            Storage::S3(bucket) => bucket.get(name).await,
+            Storage::S3(bucket) => {
+                let found = bucket.get(name).await?;
+                Ok(found.map_or(Content::Missing, |bytes| Content::checked(bytes, hash)))
+            }
         }
     }
 
-    /// Stores a file, unless it has been there for less than `fresh`: it is named by its content.
+    /// Stores a file. One that has been there for less than `fresh` may stay as it is: it is named by its content.
     pub(super) async fn put(
         &self,
         name: &str,
+        hash: &[u8; 32],
         bytes: Bytes,
         fresh: Duration,
     ) -> std::result::Result<(), String> {
         match self {
-            Storage::Nats(store) => {
-                let known = store.info(name).await.ok().filter(|info| !info.deleted);
-                if known.is_some_and(|info| info.size == bytes.len() && age(info.modified) < fresh) {
-                    return Ok(());
-                }
-                let metadata = ObjectMetadata {
-                    name: name.into(),
-                    chunk_size: Some(CHUNK),
-                    ..ObjectMetadata::default()
-                };
-                store.put(metadata, &mut &*bytes).await.map(|_| ()).map_err(|error| error.to_string())
-            }
+            Storage::Nats(files) => files.put(name, hash, bytes, fresh).await,
             #[cfg(feature = "s3")]
             Storage::S3(bucket) => bucket.put(name, bytes).await,
         }
@@ -141,7 +137,7 @@ impl Storage {
 
     pub(super) async fn delete(&self, name: &str) -> std::result::Result<(), String> {
         match self {
-            Storage::Nats(store) => store.delete(name).await.map_err(|error| error.to_string()),
+            Storage::Nats(files) => files.delete(name).await,
             #[cfg(feature = "s3")]
             Storage::S3(bucket) => bucket.delete(name).await,
         }
@@ -150,15 +146,7 @@ impl Storage {
     /// All files.
     pub(super) async fn list(&self) -> std::result::Result<Vec<StoredObject>, String> {
         match self {
-            Storage::Nats(store) => {
-                let mut found = store.list().await.map_err(|error| error.to_string())?;
-                let mut objects = Vec::new();
-                while let Some(info) = found.next().await {
-                    let info = info.map_err(|error| error.to_string())?;
-                    objects.push(StoredObject { name: info.name, age: age(info.modified) });
-                }
-                Ok(objects)
-            }
+            Storage::Nats(files) => files.list().await,
             #[cfg(feature = "s3")]
             Storage::S3(bucket) => bucket.list().await,
         }
@@ -186,19 +174,4 @@ async fn agree(link: &Link, storage: &str) -> Result<String> {
         )));
     }
     Ok(recorded.fleet)
-}
-
-async fn open_nats(link: &Link) -> Result<ObjectStore> {
-    let bucket = format!("{}_FILES", link.config.prefix.to_uppercase());
-    if let Ok(files) = link.jetstream.get_object_store(&bucket).await {
-        return Ok(files);
-    }
-    let config = object_store::Config {
-        bucket,
-        description: Some("Kiln's inputs and images".into()),
-        num_replicas: link.config.replicas,
-        ..object_store::Config::default()
-    };
-    let created = link.jetstream.create_object_store(config).await;
-    created.map_err(|error| failed("can't create the object store")(&error))
 }
