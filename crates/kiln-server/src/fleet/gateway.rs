@@ -31,6 +31,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
     let link = Link::open(fleet)?;
     clear(&config.folder);
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
+    store.skip_syncs().map_err(|error| FleetError(error.to_string()))?;
     let store = Arc::new(store);
     let files = Objects::open(&link, &store)?;
     let replica = Replica::new(&link);

@@ -8,6 +8,11 @@ use super::{FileKind, GalleryLimits, JobRow, Store, StoreError, retention, to_js
 type Result<T> = std::result::Result<T, StoreError>;
 
 impl Store {
+    /// Leaves it to the system when the database reaches the disk: a replica is made anew after a crash.
+    pub(crate) fn skip_syncs(&self) -> Result<()> {
+        Ok(self.writer()?.pragma_update(None, "synchronous", "OFF")?)
+    }
+
     /// Writes a job at its place.
     pub(crate) fn put_job(
         &self,
