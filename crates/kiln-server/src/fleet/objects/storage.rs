@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use kiln_base::hex;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use super::content_hash;
 use super::nats::NatsFiles;
 #[cfg(feature = "s3")]
 use super::s3::Bucket;
@@ -57,7 +57,7 @@ pub(super) enum Content {
 impl Content {
     /// Compares the content with the hash in its name.
     pub(super) fn checked(bytes: Vec<u8>, hash: &[u8; 32]) -> Content {
-        if Sha256::digest(&bytes)[..] == hash[..] { Content::Right(bytes) } else { Content::Wrong }
+        if content_hash(&bytes).as_ref() == hash { Content::Right(bytes) } else { Content::Wrong }
     }
 }
 
