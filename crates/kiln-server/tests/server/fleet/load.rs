@@ -1,9 +1,11 @@
 //! How a fleet scales: throughput, latency, long queues, many clients. Run by hand, on a quiet machine:
 //! `cargo test --workspace --test server -- --ignored --nocapture fleet::load`
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use kiln_server::fleet::{FleetConfig, QueueAdmin};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -11,7 +13,7 @@ use super::node::{Node, ask};
 use crate::nats::Nats;
 
 struct Fleet {
-    _nats: Nats,
+    nats: Nats,
     _workers: Vec<Node>,
     gateways: Vec<Node>,
     _folder: TempDir,
@@ -26,7 +28,7 @@ fn fleet(workers: usize, gateways: usize, sleep_ms: u64) -> Option<Fleet> {
     // One worker announces the models, even if it is to do nothing.
     let workers = (0..workers).map(|n| start("worker", n)).collect();
     let gateways = (0..gateways).map(|n| start("gateway", n)).collect();
-    Some(Fleet { _workers: workers, gateways, _folder: folder, _nats: nats })
+    Some(Fleet { _workers: workers, gateways, _folder: folder, nats })
 }
 
 fn submit(port: u16, prompt: &str, seed: usize) -> String {
@@ -55,6 +57,25 @@ fn percentile(mut times: Vec<Duration>, share: f64) -> f64 {
     times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3
 }
 
+/// How many jobs each worker did, and its longest pause between two of them.
+fn shares(fleet: &Fleet, ids: &[String]) -> String {
+    let admin = QueueAdmin::open(FleetConfig::new(vec![fleet.nats.url()])).unwrap();
+    let mut workers: BTreeMap<String, Vec<(i64, i64)>> = BTreeMap::new();
+    for id in ids {
+        let job: Value = serde_json::from_str(&admin.job(id).unwrap().unwrap().json).unwrap();
+        let time = |name: &str| job[name].as_i64().unwrap();
+        let times = (time("started"), time("finished"));
+        workers.entry(job["worker"].as_str().unwrap().to_owned()).or_default().push(times);
+    }
+    let share = |times: &mut Vec<(i64, i64)>| {
+        times.sort_unstable();
+        // A job counts as started when it is claimed, before the one ahead of it has ended.
+        let pause = times.windows(2).map(|pair| pair[1].1 - pair[0].1).max().unwrap_or(0);
+        format!("{} jobs, {pause} ms at most between two ends", times.len())
+    };
+    workers.values_mut().map(share).collect::<Vec<_>>().join("; ")
+}
+
 #[test]
 #[ignore = "takes a minute"]
 fn workers_add_up() {
@@ -76,7 +97,7 @@ fn workers_add_up() {
             alone = rate;
         }
         let linear = rate / (alone * workers as f64);
-        println!("{workers} workers: {rate:.2} jobs/s, {linear:.3} of linear");
+        println!("{workers} workers: {rate:.2} jobs/s, {linear:.3} of linear; {}", shares(&fleet, &ids));
         assert!(linear >= 0.95, "{linear}");
     }
 }
