@@ -265,7 +265,10 @@ LONG = f"model.generate('a fox', **{dict(SMALL, steps=9000)})"
 
 
 def test_ctrl_c_cancels_within_a_step():
+    # A shell that starts the tests in the background makes them ignore Ctrl-C.
     script = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import kiln
 model = kiln.load({path("klein")!r}, device="cpu", dtype="f32").load()
 print("ready", flush=True)

@@ -49,7 +49,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
     mirror::start(&server, &link, &replica, &catalogue);
     replica.catch_up(&link)?;
     let weak = server.downgrade();
-    let mut housekeeper = Housekeeper::new(&link, &replica, &files);
+    let mut housekeeper = Housekeeper::new(&link, &replica, &files.stored);
     std::thread::Builder::new()
         .name("announcing".into())
         .spawn(move || Announcer::new(&link, false).run(&weak, |server| housekeeper.work(server)))

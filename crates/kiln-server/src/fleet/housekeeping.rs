@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::link::{Link, Result, is_present};
-use super::objects::{Objects, object_name};
+use super::objects::{StoredFiles, object_name};
 use super::records::JobRecord;
 use super::replica::Replica;
 use crate::Server;
@@ -21,7 +21,8 @@ const ORPHANS: Duration = Duration::from_secs(3600);
 pub(super) struct Housekeeper {
     link: Arc<Link>,
     replica: Arc<Replica>,
-    files: Objects,
+    /// Not the copies: their folder is free for the next process when the server is gone.
+    files: StoredFiles,
     cleaned: Instant,
     swept: Option<Instant>,
     /// Ended jobs whose webhooks are not called yet, each with the gateway that calls it.
@@ -29,7 +30,7 @@ pub(super) struct Housekeeper {
 }
 
 impl Housekeeper {
-    pub(super) fn new(link: &Arc<Link>, replica: &Arc<Replica>, files: &Objects) -> Housekeeper {
+    pub(super) fn new(link: &Arc<Link>, replica: &Arc<Replica>, files: &StoredFiles) -> Housekeeper {
         let (link, replica, files) = (Arc::clone(link), Arc::clone(replica), files.clone());
         let callers = HashMap::new();
         Housekeeper { link, replica, files, cleaned: Instant::now(), swept: None, callers }

@@ -101,6 +101,16 @@ async fn answer(
     let objects = &mut contents.objects;
     match method {
         Method::GET if name.is_empty() => list(objects, uri.query().unwrap_or_default()),
+        Method::POST if uri.query() == Some("delete") => {
+            let text = String::from_utf8_lossy(&body);
+            let keys = text.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next());
+            let deleted = keys.map(|key| {
+                objects.remove(key);
+                format!("<Deleted><Key>{key}</Key></Deleted>")
+            });
+            format!("<DeleteResult>{}</DeleteResult>", deleted.collect::<String>()).into_response()
+        }
+        Method::POST => error(StatusCode::NOT_IMPLEMENTED, "NotImplemented"),
         Method::PUT => {
             objects.insert(name.to_owned(), Object { bytes: body.to_vec(), is_old: false });
             [(header::ETAG, "\"1\"")].into_response()

@@ -29,25 +29,14 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The files of a fleet.
+/// The files of a fleet without their copies on this machine.
 #[derive(Clone)]
-pub(super) struct Objects {
+pub(super) struct StoredFiles {
     link: Arc<Link>,
     storage: Arc<Storage>,
-    /// Holds the copies.
-    store: Arc<Store>,
-    fetched: Arc<AtomicU32>,
 }
 
-impl Objects {
-    /// Opens the storage that the link's configuration names.
-    pub(super) fn open(link: &Arc<Link>, store: &Arc<Store>) -> Result<Objects> {
-        let opening = Arc::clone(link);
-        let storage = link.wait(async move { Storage::open(&opening).await })??;
-        let (link, store) = (Arc::clone(link), Arc::clone(store));
-        Ok(Objects { link, storage: Arc::new(storage), store, fetched: Arc::default() })
-    }
-
+impl StoredFiles {
     /// Deletes the files that no record names and that are old: those of workers that were gone before they wrote the
     /// record. A file that is stored again is young again.
     pub(super) fn delete_orphans(&self, known: impl FnOnce() -> Result<HashSet<String>>) -> Result<()> {
@@ -77,6 +66,25 @@ impl Objects {
             }
         });
     }
+}
+
+/// The files of a fleet.
+#[derive(Clone)]
+pub(super) struct Objects {
+    pub(super) stored: StoredFiles,
+    /// Holds the copies.
+    store: Arc<Store>,
+    fetched: Arc<AtomicU32>,
+}
+
+impl Objects {
+    /// Opens the storage that the link's configuration names.
+    pub(super) fn open(link: &Arc<Link>, store: &Arc<Store>) -> Result<Objects> {
+        let opening = Arc::clone(link);
+        let storage = link.wait(async move { Storage::open(&opening).await })??;
+        let stored = StoredFiles { link: Arc::clone(link), storage: Arc::new(storage) };
+        Ok(Objects { stored, store: Arc::clone(store), fetched: Arc::default() })
+    }
 
     fn local_path(&self, kind: FileKind, name: &str) -> PathBuf {
         match kind {
@@ -88,9 +96,9 @@ impl Objects {
     /// Fetches a file; `None` if there is none with this name, or if its content is not what its name says.
     pub(super) fn fetch(&self, kind: FileKind, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(hash) = hash_of(name) else { return Ok(None) };
-        let (storage, object) = (Arc::clone(&self.storage), object_name(kind, name));
+        let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
         let fetching = async move { patiently("fetching a file", || storage.get(&object, &hash)).await };
-        match self.link.wait(fetching)?? {
+        match self.stored.link.wait(fetching)?? {
             Content::Right(bytes) => Ok(Some(bytes)),
             Content::Missing => Ok(None),
             Content::Wrong => {
@@ -188,12 +196,12 @@ impl Files for Objects {
     fn put(&self, kind: FileKind, name: &str, bytes: &[u8]) -> std::result::Result<(), StoreError> {
         let unnamed = || FleetError(format!("`{name}` is not named by its content"));
         let hash = hash_of(name).ok_or_else(unnamed)?;
-        let (storage, object) = (Arc::clone(&self.storage), object_name(kind, name));
-        let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.link.config.orphan_age / 2);
+        let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
+        let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.stored.link.config.orphan_age / 2);
         let put = async move {
             patiently("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh)).await
         };
-        Ok(self.link.wait(put)??)
+        Ok(self.stored.link.wait(put)??)
     }
 
     fn path(&self, kind: FileKind, name: &str) -> std::result::Result<Option<PathBuf>, StoreError> {
@@ -215,7 +223,7 @@ impl Files for Objects {
             FileKind::Image => self.store.remove_files(name),
             FileKind::Input => drop(std::fs::remove_file(self.local_path(kind, name))),
         }
-        self.delete(object_name(kind, name));
+        self.stored.delete(object_name(kind, name));
     }
 }
 

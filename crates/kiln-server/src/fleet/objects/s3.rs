@@ -84,10 +84,7 @@ impl Bucket {
     }
 
     pub(super) async fn delete(&self, name: &str) -> std::result::Result<(), String> {
-        match self.store.delete(&self.path(name)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        }
+        self.store.delete(&self.path(name)).await.map_err(|error| error.to_string())
     }
 
     pub(super) async fn list(&self) -> std::result::Result<Vec<StoredObject>, String> {

@@ -22,6 +22,16 @@ fn bucket(s3: &FakeS3, prefix: &str, key: &str) -> S3Config {
     S3Config { url: format!("s3://pictures{prefix}"), settings }
 }
 
+async fn wait_until_gone(s3: &FakeS3, name: &str) {
+    for _ in 0..1000 {
+        if !s3.names().iter().any(|other| other == name) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{name} is not deleted");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn inputs_and_images_are_objects_of_the_bucket() {
     let Some(nats) = Nats::start() else { return };
@@ -46,9 +56,7 @@ async fn inputs_and_images_are_objects_of_the_bucket() {
     assert_eq!(server.wait(&id).await["status"], "done");
     let file = format!("/v1/pictures/{id}-0/file");
     let image = server.get(&file).await.ok().bytes;
-    while s3.names().contains(&orphan) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    wait_until_gone(&s3, &orphan).await;
     let names = s3.names();
     let stored = |kind: &str| names.iter().filter(|name| name.starts_with(kind)).count();
     assert_eq!((stored("kiln/image/"), stored("kiln/input/")), (2, 1), "{names:?}");
@@ -68,9 +76,7 @@ async fn inputs_and_images_are_objects_of_the_bucket() {
     let other = open("c");
     assert_eq!(other.get(&file).await.ok().bytes, image);
     other.delete(&format!("/v1/pictures/{id}-0")).await.ok();
-    while s3.names().contains(&stored) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    wait_until_gone(&s3, &stored).await;
     worker.drain().await;
 }
 
