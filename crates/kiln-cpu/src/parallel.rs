@@ -48,26 +48,27 @@ impl Pool {
         scratch: impl Fn() -> Result<S> + Sync,
         work: impl Fn(usize, &mut S) + Sync,
     ) -> Result<()> {
-        if tasks == 0 {
-            return Ok(());
-        }
-        if tasks == 1 || self.threads() == 1 {
+        self.run(tasks, &|tasks| {
+            let mut task = tasks.take();
+            if task.is_none() {
+                return Ok(());
+            }
             let mut scratch = scratch()?;
-            (0..tasks).for_each(|task| work(task, &mut scratch));
-            return Ok(());
-        }
-        let next = AtomicUsize::new(0);
-        let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&task| task < tasks);
-        let results = self.pool.broadcast(|_| {
-            let Some(first) = take() else { return Ok(()) };
-            let mut scratch = scratch()?;
-            work(first, &mut scratch);
-            while let Some(task) = take() {
-                work(task, &mut scratch);
+            while let Some(index) = task {
+                work(index, &mut scratch);
+                task = tasks.take();
             }
             Ok(())
-        });
-        results.into_iter().collect()
+        })
+    }
+
+    /// Calls `thread` on every thread, or here if one is enough. Compiled once, not once for each kind of work.
+    fn run(&self, count: usize, thread: &(dyn Fn(&Tasks) -> Result<()> + Sync)) -> Result<()> {
+        let tasks = Tasks { next: AtomicUsize::new(0), count };
+        if count <= 1 || self.threads() == 1 {
+            return thread(&tasks);
+        }
+        self.pool.broadcast(|_| thread(&tasks)).into_iter().collect()
     }
 
     /// Calls `work` with the index of every `len`-element chunk of `out` and the chunk.
@@ -101,6 +102,20 @@ impl Pool {
     /// Calls `work` once on every thread, on all of them at the same time.
     pub fn broadcast<T: Send>(&self, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         self.pool.broadcast(|thread| work(thread.index()))
+    }
+}
+
+/// The tasks of one call, which its threads share.
+struct Tasks {
+    next: AtomicUsize,
+    count: usize,
+}
+
+impl Tasks {
+    /// The next task that no thread has taken.
+    fn take(&self) -> Option<usize> {
+        let task = self.next.fetch_add(1, Ordering::Relaxed);
+        (task < self.count).then_some(task)
     }
 }
 
