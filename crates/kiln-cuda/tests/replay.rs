@@ -188,15 +188,15 @@ fn a_timed_backend_counts_every_operation_until_paused() {
     let (b, replays) = (TimedBackend::new(b), CudaGraphCache::default());
     let x = b.upload(&values(ROWS, 1), DType::BF16).unwrap();
     let counted = || {
-        b.take();
+        b.timer().take();
         b.replay(&replays, &[], &[&x], |b, _, inputs| b.add(inputs[0], inputs[0])).unwrap();
-        b.take().iter().map(|count| count.calls).sum::<u64>()
+        b.timer().take().iter().map(|count| count.calls).sum::<u64>()
     };
     assert_eq!([counted(), counted(), counted()], [1; 3]);
-    b.pause(true);
+    b.timer().pause(true);
     assert_eq!([counted(), counted(), counted()], [0; 3]);
     assert_eq!(b.inner().graph_replays(), 2);
-    b.pause(false);
+    b.timer().pause(false);
     assert_eq!(counted(), 1);
 }
 

@@ -1,7 +1,7 @@
 //! Chooses the backend: the only file that knows all of them.
 
 use kiln_cpu::CpuBackend;
-use kiln_ops::{Backend, TrainingBackend};
+use kiln_ops::{Backend, OpTimer, TimedBackend, TrainingBackend};
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
@@ -14,11 +14,16 @@ use crate::settings::{Device, Precision, Settings};
 
 const USE_THE_CPU: &str = "to compute on the CPU, use --device cpu or leave --device out";
 
+// Operations can always be timed: models and training are then compiled once for each backend, and not again with timing.
+type Cpu = TimedBackend<CpuBackend>;
+#[cfg(feature = "cuda")]
+type Cuda = TimedBackend<kiln_cuda::CudaBackend>;
+
 /// One of the backends.
 pub(crate) enum AnyBackend {
-    Cpu(CpuBackend),
+    Cpu(Cpu),
     #[cfg(feature = "cuda")]
-    Cuda(Box<kiln_cuda::CudaBackend>),
+    Cuda(Box<Cuda>),
 }
 
 /// Code that is generic over the backend.
@@ -62,6 +67,11 @@ impl<B> DeviceInfo<B> {
         (self.hooks.counters)(backend)
     }
 
+    /// Returns the timer of the backend's operations, which is paused at first.
+    pub fn timer<'b>(&self, backend: &'b B) -> &'b OpTimer {
+        (self.hooks.timer)(backend)
+    }
+
     /// Returns the precision for this model if none is given.
     pub fn default_precision(&self, model: &Model) -> Precision {
         match self.isa.map(|isa| cpu_default_dtype(isa, model.transformer.weights().ok())) {
@@ -94,31 +104,30 @@ pub fn with_training_backend<V: TrainingVisitor>(settings: &Settings, visitor: V
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_info(
-    backend: &kiln_cuda::CudaBackend,
-    device: String,
-    threads: usize,
-) -> DeviceInfo<kiln_cuda::CudaBackend> {
+fn cuda_info(backend: &Cuda, device: String, threads: usize) -> DeviceInfo<Cuda> {
     let hooks = DeviceHooks {
-        free_memory: |b: &kiln_cuda::CudaBackend| b.memory_free().ok().map(|bytes| bytes as u64),
-        counters: |b: &kiln_cuda::CudaBackend| Counters {
-            graph_replays: b.graph_replays(),
-            peak_memory: b.memory_peak() as u64,
+        free_memory: |b: &Cuda| b.inner().memory_free().ok().map(|bytes| bytes as u64),
+        counters: |b: &Cuda| Counters {
+            graph_replays: b.inner().graph_replays(),
+            peak_memory: b.inner().memory_peak() as u64,
         },
-        release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
+        release_memory: |b: &Cuda| b.inner().release_memory(),
+        timer: Cuda::timer,
     };
+    let backend = backend.inner();
     let vram = backend.memory_free().ok().map(|bytes| bytes as u64);
     let has_fp8 = backend.gpu().has_fp8();
     DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, hooks }
 }
 
-fn cpu_info(backend: &CpuBackend, device: String, threads: usize) -> DeviceInfo<CpuBackend> {
+fn cpu_info(backend: &Cpu, device: String, threads: usize) -> DeviceInfo<Cpu> {
     let hooks = DeviceHooks {
         free_memory: |_| machine::memory_limit(),
         counters: |_| Counters::default(),
         release_memory: |_| {},
+        timer: Cpu::timer,
     };
-    let isa = Some(backend.isa());
+    let isa = Some(backend.inner().isa());
     DeviceInfo { device, is_asynchronous: false, isa, threads, vram: None, has_fp8: false, hooks }
 }
 
@@ -149,7 +158,7 @@ impl AnyBackend {
         match settings.device {
             Device::Cpu | Device::Auto => {
                 let options = kiln_cpu::CpuOptions { isa: settings.isa, threads: settings.threads };
-                Ok(AnyBackend::Cpu(CpuBackend::new(options)?))
+                Ok(AnyBackend::Cpu(TimedBackend::paused(CpuBackend::new(options)?)))
             }
             Device::Cuda(number) => cuda(number, settings),
         }
@@ -176,7 +185,7 @@ impl AnyBackend {
         match self {
             AnyBackend::Cpu(_) => "cpu".into(),
             #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(backend) => format!("cuda:{}", backend.gpu().ordinal),
+            AnyBackend::Cuda(backend) => format!("cuda:{}", backend.inner().gpu().ordinal),
         }
     }
 
@@ -193,7 +202,7 @@ impl AnyBackend {
     /// bf16.
     pub fn default_dtype(&self, weights: Option<&WeightSource>) -> DType {
         match self {
-            AnyBackend::Cpu(backend) => cpu_default_dtype(backend.isa(), weights),
+            AnyBackend::Cpu(backend) => cpu_default_dtype(backend.inner().isa(), weights),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => DType::BF16,
         }
@@ -204,14 +213,14 @@ impl AnyBackend {
         match self {
             AnyBackend::Cpu(_) => false,
             #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(backend) => backend.gpu().has_fp8(),
+            AnyBackend::Cuda(backend) => backend.inner().gpu().has_fp8(),
         }
     }
 
     /// Returns the CPU threads for work on the host.
     pub fn threads(&self) -> usize {
         match self {
-            AnyBackend::Cpu(backend) => backend.threads(),
+            AnyBackend::Cpu(backend) => backend.inner().threads(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -220,7 +229,7 @@ impl AnyBackend {
     /// Whether int8 weights are copied, so that they take memory in addition to their mapped file.
     pub fn copies_int8(&self) -> bool {
         match self {
-            AnyBackend::Cpu(backend) => backend.repacks_int8(),
+            AnyBackend::Cpu(backend) => backend.inner().repacks_int8(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => false,
         }
@@ -240,7 +249,7 @@ impl AnyBackend {
         match self {
             AnyBackend::Cpu(_) => None,
             #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(backend) => backend.memory_free().ok().map(|bytes| bytes as u64),
+            AnyBackend::Cuda(backend) => backend.inner().memory_free().ok().map(|bytes| bytes as u64),
         }
     }
 }
@@ -280,7 +289,7 @@ fn cuda_options(device: usize, settings: &Settings) -> kiln_cuda::Options {
 #[cfg(feature = "cuda")]
 fn cuda(number: usize, settings: &Settings) -> Result<AnyBackend> {
     kiln_cuda::CudaBackend::new(&cuda_options(number, settings))
-        .map(|backend| AnyBackend::Cuda(Box::new(backend)))
+        .map(|backend| AnyBackend::Cuda(Box::new(TimedBackend::paused(backend))))
         .map_err(|e| Error::Device {
             what: format!("can't use cuda:{number}: {e}"),
             hint: Some(USE_THE_CPU.into()),
@@ -307,7 +316,7 @@ fn find_gpu(
                 Err(why) if settings.vram_limit.is_none() => {
                     (None, Some(format!("the GPU is not used: {why} ({})", backend.gpu().name)))
                 }
-                _ => (Some(AnyBackend::Cuda(Box::new(backend))), None),
+                _ => (Some(AnyBackend::Cuda(Box::new(TimedBackend::paused(backend)))), None),
             }
         }
         // No note on a machine without an NVIDIA GPU.

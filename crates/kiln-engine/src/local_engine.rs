@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use kiln_base::lock;
 use kiln_image::RgbImage;
 use kiln_model::{Autoencoder, Event, Observer, StepEnd, StepOutput, StepReply};
-use kiln_ops::Backend;
+use kiln_ops::{Backend, OpTimer};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
 
@@ -32,6 +32,8 @@ pub(crate) struct DeviceHooks<B> {
     pub counters: fn(&B) -> Counters,
     /// Returns unused memory to the device.
     pub release_memory: fn(&B),
+    /// Times operations; paused at first.
+    pub timer: fn(&B) -> &OpTimer,
 }
 
 /// A pipeline, and the thread that delivers its images.

@@ -32,5 +32,5 @@ pub use backend::{Backend, Pending, Residency, RunMode, Tensor};
 pub use error::{Error, Result};
 pub use kiln_tensor::{fp8, int8};
 pub use reference::Reference;
-pub use timed::{OpStats, TimedBackend, TimedConv, TimedWeight};
+pub use timed::{OpStats, OpTimer, TimedBackend, TimedConv, TimedWeight};
 pub use training::TrainingBackend;

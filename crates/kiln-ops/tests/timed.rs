@@ -40,7 +40,7 @@ fn results_are_those_of_the_inner_backend() {
 fn every_operation_is_measured_with_its_cost() {
     let b = TimedBackend::new(Reference::new());
     run(&b).unwrap();
-    let stats = b.take();
+    let stats = b.timer().take();
     let of = |op: &str| {
         let found: Vec<_> = stats.iter().filter(|c| c.op == op).collect();
         assert_eq!(found.len(), 1, "{op}: {found:?}");
@@ -53,14 +53,14 @@ fn every_operation_is_measured_with_its_cost() {
     assert_eq!(of("conv2d"), (1, 2 * 24 * 5 * 2 * 9, "4 × 6, 2 → 5, 3 × 3"));
     assert_eq!(of("norm_rope"), (1, 0, "6 × 8"));
     assert!(stats.iter().all(|c| c.calls > 0));
-    assert!(b.take().is_empty());
+    assert!(b.timer().take().is_empty());
 }
 
 #[test]
 fn a_failed_call_is_not_measured() {
     let b = TimedBackend::new(Reference::new());
     let x = b.upload(&host([2, 3]), DType::F32).unwrap();
-    b.take();
+    b.timer().take();
     assert!(b.swiglu(&x).is_err());
-    assert!(b.take().is_empty());
+    assert!(b.timer().take().is_empty());
 }

@@ -8,6 +8,8 @@
 //! assert_eq!((q, scale), ([50, -127, 0], 0.01));
 //! ```
 
+use crate::{HostTensor, Result, vector};
+
 /// The largest integer used; the range is symmetric, so -128 is not used.
 pub const MAX: f32 = 127.0;
 
@@ -48,11 +50,34 @@ impl RowScale {
 
 /// Quantizes a row; returns its scale, with `x ≈ out · scale`.
 pub fn quantize_row(x: &[f32], out: &mut [i8]) -> f32 {
-    // Without the sign, the bits of floats are ordered like their values, infinity and NaN above all.
-    let largest = x.iter().fold(0, |m: u32, x| m.max(x.abs().to_bits()));
-    let row = RowScale::new(f32::from_bits(largest));
+    let row = RowScale::new(vector::max_abs_or_nan(x));
     out.iter_mut().zip(x).for_each(|(out, &x)| *out = row.round(x));
     row.scale
+}
+
+/// Quantizes the rows of a float matrix from `first` on, as many as there are `scales`. Returns the sums of their squared
+/// errors and of their squared values.
+pub fn quantize_rows(
+    matrix: &HostTensor,
+    first: usize,
+    bytes: &mut [u8],
+    scales: &mut [f32],
+) -> Result<[f64; 2]> {
+    let cols = matrix.shape().last();
+    let (mut integers, mut squares) = (vec![0i8; cols], [0f64; 2]);
+    for (i, (bytes, scale)) in bytes.chunks_exact_mut(cols).zip(scales).enumerate() {
+        let row = matrix.rows(first + i..first + i + 1)?;
+        let row = row.to_f32()?;
+        *scale = quantize_row(&row, &mut integers);
+        let mut sums = [0f32; 2];
+        for ((out, &q), &x) in bytes.iter_mut().zip(&integers).zip(row.iter()) {
+            *out = q as u8;
+            let error = f32::from(q) * *scale - x;
+            sums = [sums[0] + error * error, sums[1] + x * x];
+        }
+        squares = [squares[0] + f64::from(sums[0]), squares[1] + f64::from(sums[1])];
+    }
+    Ok(squares)
 }
 
 #[cfg(test)]

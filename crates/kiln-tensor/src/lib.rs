@@ -1,8 +1,9 @@
 //! Tensors in host memory: [`Shape`], [`DType`], [`HostTensor`] and [`HostLinear`], a linear layer before a backend loads
 //! it. The bytes are shared, so a tensor may be a view of a memory-mapped file.
 //!
-//! [`packed`] decodes quantized formats (GGUF, fp8, nvfp4), [`int8`] and [`fp8`] quantize rows for low-precision
-//! matmuls, and [`rng`] reproduces torch's random numbers.
+//! [`packed`] decodes and encodes quantized formats (GGUF, fp8, nvfp4), [`int8`] and [`fp8`] quantize rows for
+//! low-precision matmuls, [`vector`] has the loops over floats that other crates need, and [`rng`] reproduces torch's
+//! random numbers.
 //!
 //! ```
 //! use kiln_tensor::{DType, HostTensor};
@@ -22,6 +23,7 @@ mod linear;
 pub mod packed;
 pub mod rng;
 mod shape;
+pub mod vector;
 
 pub use dtype::DType;
 pub use error::{Error, Result};

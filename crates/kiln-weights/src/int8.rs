@@ -98,7 +98,7 @@ pub(crate) fn quantize(weight: &HostTensor, threads: usize) -> Result<Int8Matrix
     let chunks = chunks.zip(scales.par_chunks_mut(CHUNK_ROWS)).enumerate();
     let squares = with_threads(threads, || {
         chunks
-            .map(|(i, (bytes, scales))| quantize_rows(weight, i * CHUNK_ROWS, bytes, scales))
+            .map(|(i, (bytes, scales))| int8::quantize_rows(weight, i * CHUNK_ROWS, bytes, scales))
             .collect::<Result<Vec<_>>>()
     })?;
     Ok(Int8Matrix {
@@ -106,30 +106,6 @@ pub(crate) fn quantize(weight: &HostTensor, threads: usize) -> Result<Int8Matrix
         scale: HostTensor::from_f32([rows], scales)?,
         squares: squares.iter().fold([0.0; 2], |sum, chunk| [sum[0] + chunk[0], sum[1] + chunk[1]]),
     })
-}
-
-/// Quantizes rows from `first` on, and sums up their squared errors and values.
-fn quantize_rows(
-    weight: &HostTensor,
-    first: usize,
-    bytes: &mut [u8],
-    scales: &mut [f32],
-) -> Result<[f64; 2]> {
-    let cols = weight.shape().last();
-    let (mut integers, mut squares) = (vec![0i8; cols], [0f64; 2]);
-    for (i, (bytes, scale)) in bytes.chunks_exact_mut(cols).zip(scales).enumerate() {
-        let row = weight.rows(first + i..first + i + 1)?;
-        let row = row.to_f32()?;
-        *scale = int8::quantize_row(&row, &mut integers);
-        let mut sums = [0f32; 2];
-        for ((out, &q), &x) in bytes.iter_mut().zip(&integers).zip(row.iter()) {
-            *out = q as u8;
-            let error = f32::from(q) * *scale - x;
-            sums = [sums[0] + error * error, sums[1] + x * x];
-        }
-        squares = [squares[0] + f64::from(sums[0]), squares[1] + f64::from(sums[1])];
-    }
-    Ok(squares)
 }
 
 #[cfg(test)]

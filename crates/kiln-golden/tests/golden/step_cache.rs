@@ -65,9 +65,10 @@ impl Loaded {
         let plan = self.plan(request);
         // Encoded now, so that only the transformer and the decoder are counted.
         let _ = self.pipeline.generate(&plan, &mut ()).unwrap();
-        self.pipeline.backend().take();
+        self.pipeline.backend().timer().take();
         let output = self.pipeline.generate(&plan, &mut ()).unwrap().remove(0);
-        let attention = self.pipeline.backend().take().into_iter().filter(|stats| stats.op == "attention");
+        let attention =
+            self.pipeline.backend().timer().take().into_iter().filter(|stats| stats.op == "attention");
         (output, attention.map(|stats| stats.calls as usize).sum())
     }
 

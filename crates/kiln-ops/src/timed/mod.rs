@@ -28,9 +28,9 @@ use cost::{Argument as _, Cost, WeightCost, attended_pairs, bytes};
 /// let b = TimedBackend::new(Reference::new());
 /// let w = b.load_weight(HostLinear::dense(vec![HostTensor::zeros([5, 3])])?, Residency::Device)?;
 /// let x = b.upload(&HostTensor::zeros([2, 3]), DType::F32)?;
-/// b.take();
+/// b.timer().take();
 /// b.linear(&x, &w)?;
-/// let stats = b.take();
+/// let stats = b.timer().take();
 /// assert_eq!((stats[0].op, stats[0].detail.as_str(), stats[0].flops), ("linear", "2 × 3 → 5", 60));
 /// assert_eq!(stats[0].bytes, 4 * (2 * 3 + 5 * 3 + 2 * 5));
 /// # Ok::<(), kiln_ops::Error>(())
@@ -39,11 +39,12 @@ use cost::{Argument as _, Cost, WeightCost, attended_pairs, bytes};
 pub struct TimedBackend<B> {
     inner: B,
     /// Shared by all clones.
-    recorder: Arc<Recorder>,
+    timer: Arc<OpTimer>,
 }
 
+/// The measurements of a [`TimedBackend`].
 #[derive(Default)]
-struct Recorder {
+pub struct OpTimer {
     /// By operation and sizes.
     totals: Mutex<BTreeMap<(&'static str, String), Totals>>,
     paused: AtomicBool,
@@ -91,30 +92,20 @@ pub struct TimedConv<C> {
     size: [usize; 4],
 }
 
-impl<B: Backend> TimedBackend<B> {
-    /// Wraps `inner` and starts measuring.
-    pub fn new(inner: B) -> Self {
-        TimedBackend { inner, recorder: Arc::default() }
-    }
-
-    /// The inner backend.
-    pub fn inner(&self) -> &B {
-        &self.inner
-    }
-
+impl OpTimer {
     /// Pauses or resumes measuring, which waits for every operation and so keeps an asynchronous backend from overlapping
     /// them.
     pub fn pause(&self, paused: bool) {
-        self.recorder.paused.store(paused, Ordering::Relaxed);
+        self.paused.store(paused, Ordering::Relaxed);
     }
 
     fn is_paused(&self) -> bool {
-        self.recorder.paused.load(Ordering::Relaxed)
+        self.paused.load(Ordering::Relaxed)
     }
 
     /// Returns and clears the measurements, by operation and size.
     pub fn take(&self) -> Vec<OpStats> {
-        let totals = std::mem::take(&mut *lock(&self.recorder.totals));
+        let totals = std::mem::take(&mut *lock(&self.totals));
         let stats = |((op, detail), totals): ((&'static str, String), Totals)| {
             let Totals { calls, time, flops, bytes } = totals;
             OpStats { op, detail, calls, time, flops, bytes }
@@ -122,30 +113,64 @@ impl<B: Backend> TimedBackend<B> {
         totals.into_iter().map(stats).collect()
     }
 
-    /// Runs and times `call`; `describe` returns its sizes and cost.
+    fn add(&self, op: &'static str, time: Duration, (detail, cost): (String, Cost)) {
+        let mut totals = lock(&self.totals);
+        let total = totals.entry((op, detail)).or_default();
+        total.calls += 1;
+        total.time += time;
+        total.flops += cost.flops;
+        total.bytes += cost.bytes;
+    }
+}
+
+impl<B: Backend> TimedBackend<B> {
+    /// Wraps `inner` and starts measuring.
+    pub fn new(inner: B) -> Self {
+        TimedBackend { inner, timer: Arc::default() }
+    }
+
+    /// Wraps `inner`; nothing is measured until [`OpTimer::pause`] says so.
+    pub fn paused(inner: B) -> Self {
+        let timed = TimedBackend::new(inner);
+        timed.timer.pause(true);
+        timed
+    }
+
+    /// The inner backend.
+    pub fn inner(&self) -> &B {
+        &self.inner
+    }
+
+    /// The measurements.
+    pub fn timer(&self) -> &OpTimer {
+        &self.timer
+    }
+
+    /// Runs `call` and times it unless paused; `describe` returns its sizes and cost.
     fn measure<T>(
         &self,
         op: &'static str,
         call: impl FnOnce(&B) -> Result<T>,
         describe: impl FnOnce(&T) -> (String, Cost),
     ) -> Result<T> {
-        if self.is_paused() {
-            return call(&self.inner);
+        let start = self.start()?;
+        let result = call(&self.inner)?;
+        if let Some(start) = start {
+            self.inner.synchronize()?;
+            let time = start.elapsed();
+            self.timer.add(op, time, describe(&result));
+        }
+        Ok(result)
+    }
+
+    /// The time now, or `None` while paused.
+    fn start(&self) -> Result<Option<Instant>> {
+        if self.timer.is_paused() {
+            return Ok(None);
         }
         // Without this, an asynchronous backend would charge earlier operations to this one.
         self.inner.synchronize()?;
-        let start = Instant::now();
-        let result = call(&self.inner)?;
-        self.inner.synchronize()?;
-        let time = start.elapsed();
-        let (detail, cost) = describe(&result);
-        let mut totals = lock(&self.recorder.totals);
-        let total = totals.entry((op, detail)).or_default();
-        total.calls += 1;
-        total.time += time;
-        total.flops += cost.flops;
-        total.bytes += cost.bytes;
-        Ok(result)
+        Ok(Some(Instant::now()))
     }
 
     fn timed_load_weight(&self, linear: HostLinear, residency: Residency) -> Result<TimedWeight<B::Weight>> {
@@ -355,11 +380,11 @@ impl<B: Backend> Backend for TimedBackend<B> {
         inputs: &[&B::Tensor],
         mut work: impl FnMut(&Self, RunMode, &[&B::Tensor]) -> Result<B::Tensor, E>,
     ) -> Result<B::Tensor, E> {
-        if !self.is_paused() {
+        if !self.timer.is_paused() {
             return work(self, RunMode::Execute, inputs);
         }
         self.inner.replay(graphs, key, inputs, |inner, mode, inputs| {
-            let timed = TimedBackend { inner: inner.clone(), recorder: Arc::clone(&self.recorder) };
+            let timed = TimedBackend { inner: inner.clone(), timer: Arc::clone(&self.timer) };
             work(&timed, mode, inputs)
         })
     }

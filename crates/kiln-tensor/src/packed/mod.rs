@@ -2,7 +2,7 @@
 //!
 //! A backend keeps such a weight as it is stored and dequantizes pieces of rows while it multiplies
 //! ([`PackedTensor::read`]). Only this module knows the meaning of the bytes: `format` has the block sizes, `blocks`,
-//! `k_blocks` and `small_floats` the decoders, `scales` the separately stored scales.
+//! `k_blocks` and `small_floats` the decoders, `scales` the separately stored scales, [`encode`] the encoders.
 //!
 //! ```
 //! use kiln_tensor::packed::{Format, PackedTensor};
@@ -20,6 +20,7 @@
 //! The decoders give the bits of the `gguf` Python package (`tools/formats`).
 
 mod blocks;
+pub mod encode;
 mod format;
 mod k_blocks;
 mod patch;

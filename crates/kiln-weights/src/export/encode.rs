@@ -1,4 +1,4 @@
-//! Encodes rows of floats in any format, with several threads.
+//! Encodes matrices of floats in any format, with several threads.
 //!
 //! Results don't depend on the number of threads: sums are taken over chunks of rows, and then in their order.
 //!
@@ -7,16 +7,12 @@
 
 use std::ops::Range;
 
-use kiln_tensor::packed::small_floats::{from_e4m3, to_e2m1, to_e4m3};
+use kiln_tensor::packed::encode::{encode_row, max_unscaled};
 use kiln_tensor::packed::{BlockScales, Format, PackedTensor, swizzled_index};
-use kiln_tensor::{Error, Result, bf16, f16};
+use kiln_tensor::{Error, Result, vector};
 use rayon::prelude::*;
 
-use super::{blocks, k_blocks, lanes};
 use crate::threads::with_threads;
-
-const MAX_E4M3: f32 = 448.0;
-const MAX_E2M1: f32 = 6.0;
 
 /// A matrix in another format.
 pub(super) struct EncodedMatrix {
@@ -62,11 +58,7 @@ pub(super) fn encode(
     measure: bool,
 ) -> Result<EncodedMatrix> {
     with_threads(threads, || {
-        let scale = match format {
-            Format::F8E4M3 => Some(scale_for(max_abs(rows), MAX_E4M3)),
-            Format::NvFp4 => Some(scale_for(max_abs(rows), MAX_E4M3 * MAX_E2M1)),
-            _ => None,
-        };
+        let scale = max_unscaled(format).map(|max| scale_for(max_abs(rows), max));
         let (matrix, block_scales) = encode_rows(rows, format, scale)?;
         let squares = if measure { squared_sums(rows, &matrix) } else { [0.0; 2] };
         Ok(EncodedMatrix { matrix, block_scales, scale, squares })
@@ -88,14 +80,7 @@ fn encode_rows(
         let (mut row, mut encoded, mut block_scales) = (vec![0f32; cols], Vec::new(), Vec::new());
         for i in chunk_rows(chunk, count) {
             rows.read(i, &mut row);
-            check_range(&row, format)?;
-            match scale {
-                Some(scale) if format == Format::NvFp4 => {
-                    encode_nvfp4(&row, scale, &mut encoded, &mut block_scales);
-                }
-                Some(scale) => encoded.extend(row.iter().map(|x| to_e4m3(x / scale))),
-                None => encode_row(&row, format, &mut encoded)?,
-            }
+            encode_row(&row, format, scale, &mut encoded, &mut block_scales)?;
         }
         out.copy_from_slice(&encoded);
         Ok(block_scales)
@@ -120,63 +105,9 @@ fn chunk_rows(chunk: usize, count: usize) -> Range<usize> {
     chunk * CHUNK_ROWS..count.min((chunk + 1) * CHUNK_ROWS)
 }
 
-fn encode_row(row: &[f32], format: Format, out: &mut Vec<u8>) -> Result<()> {
-    match format {
-        Format::F32 => out.extend(row.iter().flat_map(|x| x.to_le_bytes())),
-        Format::BF16 => out.extend(row.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
-        Format::F16 => out.extend(row.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
-        Format::Q4_0 => encode_blocks(row, blocks::q4_0, out),
-        Format::Q4_1 => encode_blocks(row, blocks::q4_1, out),
-        Format::Q5_0 => encode_blocks(row, blocks::q5_0, out),
-        Format::Q5_1 => encode_blocks(row, blocks::q5_1, out),
-        Format::Q8_0 => encode_blocks(row, blocks::q8_0, out),
-        Format::Q2K => encode_blocks(row, k_blocks::q2_k, out),
-        Format::Q3K => encode_blocks(row, k_blocks::q3_k, out),
-        Format::Q4K => encode_blocks(row, k_blocks::q4_k, out),
-        Format::Q5K => encode_blocks(row, k_blocks::q5_k, out),
-        Format::Q6K => encode_blocks(row, k_blocks::q6_k, out),
-        Format::F8E4M3 | Format::NvFp4 | Format::I8 => unreachable!("these have scales"),
-        Format::Iq4Nl | Format::Iq4Xs | Format::F8E5M2 => return Err(Error::ReadOnly { format }),
-    }
-    Ok(())
-}
-
-fn encode_blocks<const N: usize>(row: &[f32], encode: fn(&[f32; N], &mut Vec<u8>), out: &mut Vec<u8>) {
-    row.as_chunks::<N>().0.iter().for_each(|block| encode(block, out));
-}
-
-/// Refuses finite values that would become infinite. Others that are not finite are found by their squares.
-fn check_range(row: &[f32], format: Format) -> Result<()> {
-    let limit = match format {
-        Format::F32 => return Ok(()),
-        Format::BF16 => bf16::MAX.to_f32(),
-        // Their scales are f32; half of what it holds leaves room to round up.
-        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 => f32::MAX / 2.0,
-        // The scales and minima of blocks are f16, too.
-        _ => f16::MAX.to_f32(),
-    };
-    let largest = lanes::max_abs(row);
-    if largest <= limit || largest.is_infinite() {
-        return Ok(());
-    }
-    let [value, limit] = [largest, limit].map(|x| format!("{x:e}"));
-    Err(Error::OutOfRange { value, format, limit })
-}
-
-/// The scale that maps `max_code` to `max_abs`, but never 0.
-fn scale_for(max_abs: f32, max_code: f32) -> f32 {
-    if max_abs > 0.0 { (max_abs / max_code).max(f32::MIN_POSITIVE) } else { 1.0 }
-}
-
-/// nvfp4 values, the first of a pair in the high half, and a scale per 16 of them.
-fn encode_nvfp4(row: &[f32], global: f32, out: &mut Vec<u8>, block_scales: &mut Vec<u8>) {
-    for block in row.chunks_exact(16) {
-        let scale = to_e4m3(lanes::max_abs(block) / MAX_E2M1 / global);
-        let step = from_e4m3(scale) * global;
-        let code = |x: f32| if step > 0.0 { to_e2m1(x / step) } else { 0 };
-        out.extend(block.chunks_exact(2).map(|pair| code(pair[0]) << 4 | code(pair[1])));
-        block_scales.push(scale);
-    }
+/// The scale that maps `max_unscaled` to `max_abs`, but never 0.
+fn scale_for(max_abs: f32, max_unscaled: f32) -> f32 {
+    if max_abs > 0.0 { (max_abs / max_unscaled).max(f32::MIN_POSITIVE) } else { 1.0 }
 }
 
 /// Rearranges block scales from rows to tiles of 128 rows by 4, padded with zeros.
@@ -194,7 +125,7 @@ fn max_abs(rows: &StackedRows<'_>) -> f32 {
         || vec![0f32; rows.cols()],
         |row, i| {
             rows.read(i, row);
-            lanes::max_abs(row)
+            vector::max_abs(row)
         },
     );
     maxima.reduce(|| 0.0, f32::max)
@@ -209,7 +140,7 @@ fn squared_sums(rows: &StackedRows<'_>, matrix: &PackedTensor) -> [f64; 2] {
         for i in chunk_rows(chunk, count) {
             rows.read(i, &mut before);
             matrix.read(i, 0, &mut after);
-            let [error, value] = lanes::squared_sums(&before, &after);
+            let [error, value] = vector::squared_sums(&before, &after);
             sums = [sums[0] + error, sums[1] + value];
         }
         sums

@@ -3,13 +3,9 @@
 //! Tensors are read, converted and written one at a time, so memory holds at most the largest tensor, before and
 //! after conversion. Files are written atomically.
 
-mod blocks;
 mod convert;
 mod encode;
 mod gguf;
-mod k_blocks;
-mod k_search;
-mod lanes;
 mod plan;
 mod presets;
 mod row_order;

@@ -4,6 +4,7 @@
 //! the update, and neither is copied.
 
 use kiln_tensor::packed::PackedTensor;
+use kiln_tensor::vector;
 use rayon::prelude::*;
 
 use super::patch::{NormScale, UpdateValues, module_row};
@@ -49,7 +50,7 @@ impl UpdatedWeight<'_> {
     pub fn row_scale(&self, magnitudes: &[f32]) -> NormScale {
         let row_scale = |out: &mut Vec<f32>, row| {
             let module_row = self.read(row, out);
-            module_row.map_or(1.0, |module_row| ratio(magnitudes[module_row], squared_norm(out)))
+            module_row.map_or(1.0, |module_row| ratio(magnitudes[module_row], vector::squared_norm(out)))
         };
         let rows = (0..self.base.rows()).into_par_iter();
         NormScale::Rows(rows.map_init(|| vec![0f32; self.cols], row_scale).collect())
@@ -60,7 +61,7 @@ impl UpdatedWeight<'_> {
         let mut out = vec![0f32; self.cols];
         for row in 0..self.base.rows() {
             if self.read(row, &mut out).is_some() {
-                sums.iter_mut().zip(&out).for_each(|(sum, v)| *sum += f64::from(*v).powi(2));
+                vector::add_squares(sums, &out);
             }
         }
     }
@@ -70,11 +71,6 @@ impl UpdatedWeight<'_> {
 pub(super) fn column_scale(magnitudes: &[f32], squares: &[f64]) -> NormScale {
     let scales = magnitudes.iter().zip(squares).map(|(magnitude, sum)| ratio(*magnitude, *sum));
     NormScale::Columns(scales.collect())
-}
-
-/// The sum of squares, in f64 except within groups of 64, so that long rows lose no precision.
-fn squared_norm(values: &[f32]) -> f64 {
-    values.chunks(64).map(|v| f64::from(v.iter().map(|v| v * v).sum::<f32>())).sum()
 }
 
 /// The factor that gives a vector this magnitude; 0 for a vector of zeros.

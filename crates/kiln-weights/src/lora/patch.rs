@@ -4,8 +4,8 @@
 //! No patched copy is made: a [`WeightPatch`] changes values where a kernel reads the weight, some columns of a row at a
 //! time. Only int8 weights are quantized again, and a GPU loads the patched weight again.
 
-use kiln_tensor::Result;
 use kiln_tensor::packed::{PackedTensor, Patch};
+use kiln_tensor::{Result, vector};
 
 use super::targets::RowRuns;
 use super::update::{Factor, KeyedTensor, Update};
@@ -77,10 +77,8 @@ impl Patch for WeightPatch {
     fn apply(&self, row: usize, from: usize, values: &mut [f32]) {
         let scale = self.row_scale.as_ref().map_or(1.0, |rows| rows[row]);
         match &self.column_scale {
-            Some(columns) => {
-                values.iter_mut().zip(&columns[from..]).for_each(|(v, column)| *v *= scale + column);
-            }
-            None if scale != 1.0 => values.iter_mut().for_each(|v| *v *= scale),
+            Some(columns) => vector::scale_each(values, scale, &columns[from..]),
+            None if scale != 1.0 => vector::scale(values, scale),
             None => {}
         }
         for FullRankUpdate { values: update, runs, norm_scale, factor } in &self.updates {
@@ -91,8 +89,7 @@ impl Patch for WeightPatch {
                 NormScale::Columns(scales) => {
                     let mut scratch = vec![0.0; values.len()];
                     update.add(module_row, from, *factor, &mut scratch);
-                    let each = values.iter_mut().zip(&scratch).zip(&scales[from..]);
-                    each.for_each(|((v, update), scale)| *v += update * scale);
+                    vector::add_product(values, &scratch, &scales[from..]);
                 }
             }
         }
@@ -136,8 +133,7 @@ impl MatrixProduct {
         for (left, right) in
             self.left[row * self.rank..][..self.rank].iter().zip(self.right.chunks_exact(cols))
         {
-            let left = factor * left;
-            out.iter_mut().zip(&right[from..]).for_each(|(out, right)| *out += left * right);
+            vector::add_scaled(out, factor * left, &right[from..]);
         }
     }
 }
@@ -171,8 +167,7 @@ impl UpdateValues {
                 let (mut block, mut skip, mut rest) = (from / width, from % width, out);
                 while !rest.is_empty() {
                     let (now, later) = rest.split_at_mut(rest.len().min(width - skip));
-                    let left = factor * left[block];
-                    now.iter_mut().zip(&right[skip..]).for_each(|(out, right)| *out += left * right);
+                    vector::add_scaled(now, factor * left[block], &right[skip..]);
                     (block, skip, rest) = (block + 1, 0, later);
                 }
             }
@@ -180,12 +175,12 @@ impl UpdateValues {
                 let (mut a, mut b) = (vec![0.0; out.len()], vec![0.0; out.len()]);
                 first.add(row, from, factor, &mut a);
                 second.add(row, from, 1.0, &mut b);
-                out.iter_mut().zip(a.iter().zip(&b)).for_each(|(out, (a, b))| *out += a * b);
+                vector::add_product(out, &a, &b);
             }
             UpdateValues::Full(matrix) => {
                 let mut scratch = vec![0.0; out.len()];
                 matrix.read(row, from, &mut scratch);
-                out.iter_mut().zip(&scratch).for_each(|(out, v)| *out += factor * v);
+                vector::add_scaled(out, factor, &scratch);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The update of a weight as a LoRA file stores it: low-rank, LoKr, LoHa, or the full difference.
 
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::{DType, HostTensor, vector};
 
 use rayon::prelude::*;
 
@@ -57,9 +57,7 @@ fn largest(tensor: &HostTensor) -> kiln_tensor::Result<f32> {
     let (flat, count) = (tensor.reshape([tensor.numel()])?, tensor.numel());
     let of_chunk = |index: usize| {
         let values = flat.rows(index * CHUNK..count.min((index + 1) * CHUNK))?;
-        Ok(values.to_f32()?.iter().fold(0f32, |largest, value| {
-            if largest.is_nan() || value.abs() <= largest { largest } else { value.abs() }
-        }))
+        Ok(vector::max_abs_or_nan(&values.to_f32()?))
     };
     let largest = |a: f32, b: f32| if a.is_nan() || b <= a { a } else { b };
     (0..count.div_ceil(CHUNK)).into_par_iter().map(of_chunk).try_reduce(|| 0.0, |a, b| Ok(largest(a, b)))

@@ -20,7 +20,7 @@ use kiln_engine::{
     BackendVisitor, DeviceInfo, Precision, Settings, machine, plan_residency, with_backend,
     with_training_backend,
 };
-use kiln_ops::{Backend, TimedBackend};
+use kiln_ops::Backend;
 use kiln_weights::LinearPrecision;
 
 use crate::args::{BenchArgs, PhaseArg, SizeArg};
@@ -99,7 +99,7 @@ impl BackendVisitor for BenchVisitor<'_> {
         }
         let only_image = !plan.phases.is_empty() && plan.phases.iter().all(|p| *p == PhaseArg::Image);
         if !only_image {
-            report = PhaseBench { plan: &plan, b: TimedBackend::new(backend), report, device }.run()?;
+            report = PhaseBench { plan: &plan, b: backend, report, device }.run()?;
         }
         Ok(Some((plan, report)))
     }

@@ -10,7 +10,7 @@ use kiln_model::text_encoder::{self, TextEncoder};
 use kiln_model::tokenizer::Tokens;
 use kiln_model::transformer::{BatchItem, Position, References, RopeTables, Transformer, TransformerBatch};
 use kiln_model::{Autoencoder, ResidencyPlan, TextEncoderFamily};
-use kiln_ops::{Backend, TimedBackend};
+use kiln_ops::{Backend, OpTimer};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearPrecision, Lora, LoraOptions, LoraUpdates, WeightSource};
 
@@ -50,7 +50,7 @@ const REAL_TOKENS: usize = 64;
 /// Measures one phase after the other.
 pub struct PhaseBench<'a, B: Backend> {
     pub plan: &'a BenchPlan,
-    pub b: TimedBackend<B>,
+    pub b: B,
     pub report: BenchReport,
     /// On an asynchronous device, operations are timed in a separate run.
     pub device: DeviceInfo<B>,
@@ -58,6 +58,7 @@ pub struct PhaseBench<'a, B: Backend> {
 
 impl<B: Backend> PhaseBench<'_, B> {
     pub fn run(mut self) -> Result<BenchReport, CliError> {
+        self.timer().pause(false);
         if self.wants(PhaseArg::Text) {
             self.text()?;
         }
@@ -72,6 +73,10 @@ impl<B: Backend> PhaseBench<'_, B> {
             self.steps()?;
         }
         Ok(self.report)
+    }
+
+    fn timer(&self) -> &OpTimer {
+        self.device.timer(&self.b)
     }
 
     fn wants(&self, phase: PhaseArg) -> bool {
@@ -194,7 +199,7 @@ impl<B: Backend> PhaseBench<'_, B> {
             (1..=plan.references).flat_map(|i| Position::grid(10 * i as u32, height, width)).collect();
         let rope = |image: &[Position]| transformer.rope_tables(b, &text_positions, image);
         let variant = model.variant;
-        let step = |references: References<'_, TimedBackend<B>>, rope: &RopeTables<TimedBackend<B>>| {
+        let step = |references: References<'_, B>, rope: &RopeTables<B>| {
             let guidance = (variant == Variant::Dev).then_some(4.0);
             let item = || BatchItem { text: &text, image: &image, references, rope };
             let items: Vec<_> = (0..plan.batch).map(|_| item()).collect();
@@ -233,7 +238,7 @@ impl<B: Backend> PhaseBench<'_, B> {
     }
 
     /// Loads the transformer with its LoRAs, then measures removing and applying them, as a server does between jobs.
-    fn transformer(&mut self, model: &Model) -> Result<Transformer<TimedBackend<B>>, CliError> {
+    fn transformer(&mut self, model: &Model) -> Result<Transformer<B>, CliError> {
         let (component, plan) = (&model.transformer, self.plan);
         let (source, layers) = (component.weights()?, component.config.linear_layers());
         let resolve = |loras: &[LoraRef]| {
@@ -251,7 +256,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         if plan.loras.is_empty() {
             return Ok(transformer);
         }
-        let mut timed = |loras: &[LoraRef], b: &TimedBackend<B>| {
+        let mut timed = |loras: &[LoraRef], b: &B| {
             let start = Instant::now();
             let (updates, _) = resolve(loras)?;
             transformer
@@ -261,7 +266,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         };
         let removed = timed(&[], &self.b)?;
         let applied = timed(&plan.loras, &self.b)?;
-        self.b.take();
+        self.timer().take();
         self.report.note(format!("LoRAs removed in {removed:.1} ms, applied again in {applied:.1} ms"));
         Ok(transformer)
     }
@@ -271,7 +276,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         &mut self,
         name: &'static str,
         component: &ModelComponent<C>,
-        load: impl FnOnce(&TimedBackend<B>, &WeightSource, DType, &ResidencyPlan) -> Result<T, CliError>,
+        load: impl FnOnce(&B, &WeightSource, DType, &ResidencyPlan) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
         self.report.begin(&format!("loading the {name}"));
         let start = Instant::now();
@@ -285,7 +290,7 @@ impl<B: Backend> PhaseBench<'_, B> {
             load(&self.b, weights, self.plan.dtype, &plan).with_context(|| format!("loading the {name}"))?;
         self.b.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
-        self.b.take();
+        self.timer().take();
         self.report.loaded(name, seconds, weights);
         Ok(loaded)
     }
@@ -300,15 +305,15 @@ impl<B: Backend> PhaseBench<'_, B> {
         let synthetic = weights.synthetic_bytes().map_or(0, |(_, distinct)| distinct);
         let sampler = MemorySampler::start();
         run()?;
-        self.b.take();
+        self.timer().take();
         if self.device.is_asynchronous {
-            self.b.pause(true);
+            self.timer().pause(true);
             for _ in 0..TUNING_RUNS.min(self.plan.repeat) {
                 run()?;
                 self.b.synchronize()?;
             }
         }
-        let graph_replays = || self.device.counters(self.b.inner()).graph_replays;
+        let graph_replays = || self.device.counters(&self.b).graph_replays;
         let before = graph_replays();
         let mut seconds = Vec::with_capacity(self.plan.repeat);
         for _ in 0..self.plan.repeat {
@@ -320,17 +325,20 @@ impl<B: Backend> PhaseBench<'_, B> {
         let graph_replays = graph_replays() - before;
         let mut counted = self.plan.repeat;
         if self.device.is_asynchronous {
-            self.b.pause(false);
+            self.timer().pause(false);
             run()?;
             counted = 1;
         }
         let process_memory = sampler.peak().map(|peak| peak.saturating_sub(synthetic));
         let memory = if self.device.is_asynchronous {
-            Some(self.device.counters(self.b.inner()).peak_memory)
+            Some(self.device.counters(&self.b).peak_memory)
         } else {
             process_memory
         };
-        Ok(PhaseResult { graph_replays, ..PhaseResult::new(phase, seconds, memory, self.b.take(), counted) })
+        Ok(PhaseResult {
+            graph_replays,
+            ..PhaseResult::new(phase, seconds, memory, self.timer().take(), counted)
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use kiln_engine::{DeviceInfo, TrainingVisitor};
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::Transformer;
-use kiln_ops::{Backend as _, TimedBackend, TrainingBackend};
+use kiln_ops::TrainingBackend;
 use kiln_tensor::DType;
 use kiln_train::{Example, ReferenceLatents, TrainSettings, Trainer};
 
@@ -26,7 +26,6 @@ impl TrainingVisitor for TrainBench<'_> {
 
     fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Self::Output {
         let args = self.args;
-        let b = TimedBackend::new(b);
         let plan = super::plan(args, super::source(args)?, &device)?;
         let mut report = super::report(args, &plan, b.name());
         let model = plan.source.model(1)?;
@@ -46,8 +45,7 @@ impl TrainingVisitor for TrainBench<'_> {
         let example = example(&plan, component.config.in_channels, component.config.joint_attention_dim)?;
         let batch: Vec<Example> = vec![example; plan.batch];
         report.begin("training step");
-        device.release_memory(b.inner());
-        b.pause(true);
+        device.release_memory(&b);
         let sampler = MemorySampler::start();
         let warm_up = if device.is_asynchronous { 1 + TUNING_RUNS } else { 1 };
         let mut seconds = Vec::with_capacity(plan.repeat);
@@ -68,15 +66,15 @@ impl TrainingVisitor for TrainBench<'_> {
         }
         let synthetic = weights.synthetic_bytes().map_or(0, |(_, distinct)| distinct);
         let memory = if device.is_asynchronous {
-            Some(device.counters(b.inner()).peak_memory)
+            Some(device.counters(&b).peak_memory)
         } else {
             sampler.peak().map(|peak| peak.saturating_sub(synthetic))
         };
         // Operations are timed in a step of their own, which waits for each.
-        b.take();
-        b.pause(false);
+        let timer = device.timer(&b);
+        timer.pause(false);
         trainer.step(&[&batch])?;
-        report.phase(PhaseResult::new("training step", seconds, memory, b.take(), 1));
+        report.phase(PhaseResult::new("training step", seconds, memory, timer.take(), 1));
         Ok(report)
     }
 }

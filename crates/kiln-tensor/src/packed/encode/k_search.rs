@@ -11,7 +11,7 @@
 //! The compiler vectorizes loops over the lanes of arrays, but neither `array::map` nor operators on a type of eight
 //! floats.
 
-use kiln_tensor::f16;
+use half::f16;
 
 pub(super) const VALUES: usize = 256;
 /// A block has 8 or 16 groups.

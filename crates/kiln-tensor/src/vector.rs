@@ -1,10 +1,11 @@
-//! Reductions with several independent accumulators, so that the compiler vectorizes them.
+//! Loops over floats that the compiler vectorizes: this crate is built for speed, those that read files for size.
+//! Reductions have several independent accumulators.
 
 /// The number of accumulators: a whole number of vectors on every machine.
 const LANES: usize = 16;
 
 /// The largest absolute value; 0 for none. NaN is ignored.
-pub(super) fn max_abs(x: &[f32]) -> f32 {
+pub fn max_abs(x: &[f32]) -> f32 {
     let larger = |max: f32, x: f32| if x.abs() > max { x.abs() } else { max };
     let (whole, rest) = x.as_chunks::<LANES>();
     let mut maxima = [0f32; LANES];
@@ -17,7 +18,7 @@ pub(super) fn max_abs(x: &[f32]) -> f32 {
 }
 
 /// Sums of the squared differences and of the squared values of `x`.
-pub(super) fn squared_sums(x: &[f32], y: &[f32]) -> [f64; 2] {
+pub fn squared_sums(x: &[f32], y: &[f32]) -> [f64; 2] {
     let sums = squared_f32_sums(x, y).map(f64::from);
     if sums.iter().all(|sum| sum.is_finite()) {
         return sums;
@@ -27,6 +28,42 @@ pub(super) fn squared_sums(x: &[f32], y: &[f32]) -> [f64; 2] {
         let (x, y) = (f64::from(x), f64::from(y));
         [errors + (y - x) * (y - x), values + x * x]
     })
+}
+
+/// The largest absolute value; NaN or infinity if there is one.
+pub fn max_abs_or_nan(x: &[f32]) -> f32 {
+    // Without the sign, the bits of floats are ordered like their values, infinity and NaN above all.
+    f32::from_bits(x.iter().fold(0, |max: u32, x| max.max(x.abs().to_bits())))
+}
+
+/// The sum of squares, in f64 except within groups of 64, so that long rows lose no precision.
+pub fn squared_norm(x: &[f32]) -> f64 {
+    x.chunks(64).map(|x| f64::from(x.iter().map(|x| x * x).sum::<f32>())).sum()
+}
+
+/// Adds the squares of `x` to `sums`.
+pub fn add_squares(sums: &mut [f64], x: &[f32]) {
+    sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
+}
+
+/// `out += factor · x`.
+pub fn add_scaled(out: &mut [f32], factor: f32, x: &[f32]) {
+    out.iter_mut().zip(x).for_each(|(out, x)| *out += factor * x);
+}
+
+/// `out += x · y`, element by element.
+pub fn add_product(out: &mut [f32], x: &[f32], y: &[f32]) {
+    out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (x, y))| *out += x * y);
+}
+
+/// `out *= factor`.
+pub fn scale(out: &mut [f32], factor: f32) {
+    out.iter_mut().for_each(|out| *out *= factor);
+}
+
+/// `out *= factor + x`, element by element.
+pub fn scale_each(out: &mut [f32], factor: f32, x: &[f32]) {
+    out.iter_mut().zip(x).for_each(|(out, x)| *out *= factor + x);
 }
 
 fn squared_f32_sums(x: &[f32], y: &[f32]) -> [f32; 2] {
@@ -59,6 +96,8 @@ mod tests {
             assert_eq!(squared_sums(&x, &y), [error, value], "{count}");
         }
         assert_eq!(max_abs(&[f32::NAN, -2.0, f32::NAN]), 2.0);
+        assert!(max_abs_or_nan(&[f32::INFINITY, f32::NAN, -2.0]).is_nan() && max_abs_or_nan(&[]) == 0.0);
+        assert_eq!(max_abs_or_nan(&[1.0, -2.0]), 2.0);
         assert_eq!(squared_sums(&[2f32.powi(100)], &[0.0]), [2f64.powi(200); 2], "more than f32 holds");
     }
 }

@@ -1,8 +1,8 @@
 //! Encodes GGUF's blocks of 32 values. The bytes equal those that the `gguf` Python package writes.
 
-use kiln_tensor::f16;
+use half::f16;
 
-use super::lanes;
+use crate::vector;
 
 /// Appends 32 values in 4 bits, with a scale.
 pub(super) fn q4_0(x: &[f32; 32], out: &mut Vec<u8>) {
@@ -36,7 +36,7 @@ pub(super) fn q5_1(x: &[f32; 32], out: &mut Vec<u8>) {
 
 /// Appends 32 values in 8 bits, with a scale.
 pub(super) fn q8_0(x: &[f32; 32], out: &mut Vec<u8>) {
-    let d = lanes::max_abs(x) / 127.0;
+    let d = vector::max_abs(x) / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
     out.extend(f16_bytes(d));
     let mut codes = [0u8; 32];
