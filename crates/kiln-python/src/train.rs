@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{Device, Settings, Sink, probe_gpus, with_training_backend};
+use kiln_engine::{Settings, Sink};
 use kiln_models::{ModelFolders, user_cache};
 use kiln_tensor::DType;
 use kiln_train::dataset::{DataOptions, Dataset, list};
 use kiln_train::{
     Cache, EncodingStage, Error, JobWatcher, LoraFormat, Optimizer, Outcome, RunFiles, RunOptions, Status,
-    TrainJob, TrainSettings, Watcher, check_variant,
+    TrainJob, TrainSettings, Watcher, check_variant, on_gpu_if_any,
 };
 use kiln_weights::LoraNaming;
 use pyo3::prelude::*;
@@ -58,10 +58,7 @@ pub(crate) fn train(
     vram_limit: Option<u64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
-    let mut machine = settings::read(py, device, dtype, threads, vram_limit)?;
-    if machine.device == Device::Auto {
-        machine.device = if probe_gpus().usable { Device::Cuda(0) } else { Device::Cpu };
-    }
+    let machine = on_gpu_if_any(settings::read(py, device, dtype, threads, vram_limit)?);
     let options: Options = serde_json::from_str(options)
         .map_err(|error| errors::request(py, format!("invalid options of a training: {error}")))?;
     let opened = py.detach(|| ModelFolders::from_env().resolve(Some(&model))?.open());
@@ -136,8 +133,6 @@ fn run(
     let cache = user_cache::folder().ok_or_else(no_cache)?.join("train");
     let format = LoraFormat { naming, dtype, trigger: how.trigger.clone() };
     let data = Dataset::new(list(data)?, how, &Cache::new(&cache))?;
-    let files = RunFiles::new(output);
-    files.prepare(options.resume, options.overwrite)?;
     let job = TrainJob {
         model: Arc::clone(model),
         data,
@@ -153,11 +148,13 @@ fn run(
             format,
             tensorboard: false,
         },
-        files,
+        files: RunFiles::new(output),
         resume: options.resume,
-        watcher: &mut watcher,
+        overwrite: options.overwrite,
+        machine: machine.clone(),
     };
-    with_training_backend(machine, job).map_err(Error::Engine)?
+    job.prepare_files(&job.check()?)?;
+    job.run(&mut watcher)
 }
 
 /// Defaults with some values replaced; one that is not among them is an error.

@@ -47,4 +47,8 @@ def test_wrong_trainings_are_refused():
     raises(kiln.RequestError, "names", train, names="mine", **anyway)
     raises(kiln.RequestError, "full", lambda: train(kind="full", **anyway))
     raises(kiln.RequestError, "device", train, device="tpu")
+    raises(kiln.RequestError, "LoKr", lambda: train(kind="lokr", names="kohya", **anyway))
+    raises(kiln.RequestError, ".safetensors", kiln.train, pictures(), path("klein"), "no.png", **anyway, **TINY)
+    for count in ["steps", "save_every", "batch", "accumulate"]:
+        raises(kiln.RequestError, "at least 1", lambda: train(**{**anyway, count: 0}))
     raises(kiln.KilnError, "no-pictures", kiln.train, "no-pictures", path("klein"), "no.safetensors", **anyway)

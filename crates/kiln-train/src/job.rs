@@ -1,12 +1,17 @@
-//! A whole training on one backend: encode what is missing, load the transformer, take the steps.
+//! A whole training, for the command line, the server and Python: check it, encode what is missing, load the transformer,
+//! take the steps.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{DeviceInfo, Model, TrainingVisitor, Variant, VariantSource, WeightBytes, machine};
+use kiln_engine::{
+    Device, DeviceInfo, Model, Settings, TrainingVisitor, Variant, VariantSource, WeightBytes, machine,
+    probe_gpus, with_training_backend,
+};
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::Transformer;
 use kiln_ops::TrainingBackend;
+use kiln_weights::LoraNaming;
 
 use crate::cache::Cache;
 use crate::checkpoint::{RunRecord, load_state};
@@ -15,7 +20,7 @@ use crate::encode::{Encoders, EncodingStage};
 use crate::estimate::CostEstimate;
 use crate::output::RunFiles;
 use crate::run::{Outcome, RunOptions, Status, Watcher, run};
-use crate::{BasePrecision, Error, Example, Result, TrainSettings, Trainer};
+use crate::{AdapterKind, BasePrecision, Error, Example, Result, TrainSettings, Trainer};
 
 /// Noise levels at which the loss is compared before and after a training.
 const LEVELS: [f32; 4] = [0.3, 0.5, 0.7, 0.9];
@@ -26,7 +31,7 @@ const RESERVE: u64 = 512 << 20;
 const STREAMED_AT_ONCE: u64 = 3;
 
 /// Everything that a training needs.
-pub struct TrainJob<'w> {
+pub struct TrainJob {
     /// The base model.
     pub model: Arc<Model>,
     /// What to learn.
@@ -47,8 +52,59 @@ pub struct TrainJob<'w> {
     pub files: RunFiles,
     /// Whether to continue from the state in the files.
     pub resume: bool,
-    /// Follows the training.
-    pub watcher: &'w mut dyn JobWatcher,
+    /// Whether a new training may replace the files.
+    pub overwrite: bool,
+    /// The device and its settings, as from [`on_gpu_if_any`].
+    pub machine: Settings,
+}
+
+impl TrainJob {
+    /// Checks what can be checked without loading or writing anything, and estimates the costs.
+    pub fn check(&self) -> Result<CostEstimate> {
+        let output = &self.files.output;
+        if !output.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
+            let what = format!("a LoRA is a .safetensors file, the output is `{}`", output.display());
+            return Err(Error::Settings(what));
+        }
+        let RunOptions { steps, save_every, .. } = self.options;
+        let counts = [steps, save_every, self.batch as u64, self.accumulation as u64];
+        if counts.contains(&0) {
+            let what = "the numbers of steps, of steps between checkpoints, of batches in a step and of pictures in a batch \
+                        must be at least 1";
+            return Err(Error::Settings(what.into()));
+        }
+        let is_fused = self.options.format.naming != LoraNaming::Diffusers;
+        if self.settings.adapter.kind == AdapterKind::Lokr && is_fused {
+            let what = "a LoKr can't be written with names of fused q, k and v; Kiln and LyCORIS read diffusers' names";
+            return Err(Error::Settings(what.into()));
+        }
+        CostEstimate::new(&self.model, &self.data, &self.settings, self.batch)
+    }
+
+    /// Checks that nothing is overwritten by accident and that the disk has room, and creates the folder.
+    pub fn prepare_files(&self, estimate: &CostEstimate) -> Result<()> {
+        self.files.prepare(self.resume, self.overwrite)?;
+        self.files.check_space(estimate.disk(self.options.steps.div_ceil(self.options.save_every)))
+    }
+
+    /// Trains to the end, or until the watcher cancels.
+    pub fn run(self, watcher: &mut dyn JobWatcher) -> Result<Outcome> {
+        let machine = self.machine.clone();
+        with_training_backend(&machine, RunningJob { job: self, watcher })?
+    }
+}
+
+/// `settings` with a device: the first GPU if there is one and none is named, else the CPU.
+pub fn on_gpu_if_any(mut settings: Settings) -> Settings {
+    if settings.device == Device::Auto {
+        settings.device = if probe_gpus().usable { Device::Cuda(0) } else { Device::Cpu };
+    }
+    settings
+}
+
+struct RunningJob<'w> {
+    job: TrainJob,
+    watcher: &'w mut dyn JobWatcher,
 }
 
 /// Follows a whole training.
@@ -84,12 +140,13 @@ pub fn check_variant(model: &Model) -> Result<()> {
     Err(Error::data(what).hint(format!("{hint}; --distilled-anyway trains it nevertheless")))
 }
 
-impl TrainingVisitor for TrainJob<'_> {
+impl TrainingVisitor for RunningJob<'_> {
     type Output = Result<Outcome>;
 
     fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Result<Outcome> {
-        let TrainJob { model, data, cache, mut settings, auto_checkpointing, batch, .. } = self;
-        let TrainJob { accumulation, options, files, resume, watcher, .. } = self;
+        let RunningJob { job, watcher } = self;
+        let TrainJob { model, data, cache, mut settings, auto_checkpointing, batch, .. } = job;
+        let TrainJob { accumulation, options, files, resume, .. } = job;
         if settings.base == BasePrecision::Fp8 && !device.has_fp8 {
             return Err(Error::data(format!("{} does not support fp8", b.name()))
                 .hint("leave out --dtype, or use --dtype int8"));

@@ -160,6 +160,9 @@ impl From<kiln_train::Error> for CliError {
             Error::Weights(error) => error.into(),
             Error::Image(error) => error.into(),
             Error::Ops(error) => error.into(),
+            Error::Settings(_) => {
+                CliError { hint: hints::train(&error), ..CliError::usage(error.to_string()) }
+            }
             error => CliError { hint: hints::train(&error), ..CliError::new(error.to_string()) },
         }
     }

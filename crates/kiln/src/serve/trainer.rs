@@ -192,9 +192,9 @@ impl Trainer for ServerTrainer {
         // It is not part of the training yet.
         let _ = std::fs::remove_dir_all(task.folder.join(CACHE));
         Ok(TrainingCheck {
-            examples: training.data.epoch(),
+            examples: training.job.data.epoch(),
             sizes: training.sizes(),
-            warnings: training.data.notes.iter().map(clean).collect(),
+            warnings: training.job.data.notes.iter().map(clean).collect(),
             cost: training.estimate.to_string(),
         })
     }
@@ -209,13 +209,13 @@ impl Trainer for ServerTrainer {
             .map_err(|error| JobError::server("storage", format!("can't write the training: {error}")))?;
         let resume = RunFiles::new(&task.folder.join(LORA)).state().is_file();
         let training = PreparedTraining::new(self.arguments(task, resume)?).map_err(job_error)?;
-        training.prepare_files().map_err(job_error)?;
-        let output = training.files.output.clone();
+        training.job.prepare_files(&training.estimate).map_err(|error| job_error(error.into()))?;
+        let output = training.job.files.output.clone();
         let sampler = training.sampler(&|text| progress.note(text)).map_err(job_error)?;
         // A GPU's memory rarely holds both; on a CPU weights stay in their files.
-        let releases_memory = matches!(training.machine.device, Device::Cuda(_));
+        let releases_memory = matches!(training.job.machine.device, Device::Cuda(_));
         let mut watcher = ServerWatcher { progress, turn, sampler, releases_memory };
-        match training.run(&mut watcher) {
+        match training.job.run(&mut watcher).map_err(CliError::from) {
             Ok(outcome) if outcome.cancelled => return Ok(TrainingEnd::Stopped),
             Ok(outcome) if outcome.norms.is_nothing() => {
                 progress.note("the LoRA changes nothing: train longer or with a higher learning rate");

@@ -20,21 +20,21 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     let (quiet, is_dry_run) = (args.saving.quiet, args.pictures.dry_run);
     let training = PreparedTraining::new(args)?;
     let mut display = Display::new(quiet, cancel.clone());
-    training.data.notes.iter().for_each(|note| display.tell(note));
-    display.tell(&format!("{} examples: {}", training.data.epoch(), training.sizes().join(", ")));
-    let model = &training.model;
-    display.tell(&format!("base: {}, {}", model.recorded_name(), model.described_variant()));
+    let job = &training.job;
+    job.data.notes.iter().for_each(|note| display.tell(note));
+    display.tell(&format!("{} examples: {}", job.data.epoch(), training.sizes().join(", ")));
+    display.tell(&format!("base: {}, {}", job.model.recorded_name(), job.model.described_variant()));
     display.tell(&training.estimate.to_string());
     if is_dry_run {
         return Ok(());
     }
-    training.prepare_files()?;
+    job.prepare_files(&training.estimate)?;
     display.sampler = training.sampler(&|text| display.tell(text))?;
     cancel.poll();
-    let files = training.files.clone();
-    let outcome = training.run(&mut display);
+    let files = job.files.clone();
+    let outcome = training.job.run(&mut display);
     display.finish();
-    let outcome = outcome.map_err(|error| with_state(error, &files))?;
+    let outcome = outcome.map_err(|error| with_state(error.into(), &files))?;
     report(&outcome, &files, &display)
 }
 

@@ -17,20 +17,10 @@ use crate::error::CliError;
 
 /// Checks options that clap can't.
 pub fn check(args: &TrainArgs) -> Result<(), CliError> {
-    let is_safetensors = args.output.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
-    if !is_safetensors {
-        let what = format!("a LoRA is a .safetensors file, -o is `{}`", args.output.display());
-        return Err(CliError::usage(what).hint("end the name in .safetensors"));
-    }
     let ranks = args.adapter.ranks.len();
     if ranks != 0 && ranks != 4 {
         return Err(CliError::usage(format!("--ranks needs four numbers, found {ranks}"))
             .hint("double blocks' attention, their MLPs, single blocks' input, their output: 128,64,64,32"));
-    }
-    let is_fused = args.saving.layout != LayoutArg::Diffusers;
-    if args.adapter.kind == KindArg::Lokr && is_fused {
-        return Err(CliError::usage("a LoKr can't be written with this --layout, which fuses q, k and v")
-            .hint("leave out --layout; Kiln and LyCORIS read diffusers' names"));
     }
     Ok(())
 }

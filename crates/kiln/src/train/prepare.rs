@@ -1,13 +1,12 @@
-//! A training from its options to its end, for the command line and the server.
+//! A training from its options, for the command line and the server.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{Device, Model, Settings, probe_gpus, with_training_backend};
+use kiln_engine::{Model, Settings};
 use kiln_train::dataset::{Dataset, list};
 use kiln_train::{
-    Cache, CostEstimate, JobWatcher, Outcome, RunFiles, SamplePrompt, Sampler, TrainJob, TrainSettings,
-    check_variant,
+    Cache, CostEstimate, RunFiles, SamplePrompt, Sampler, TrainJob, check_variant, on_gpu_if_any,
 };
 
 use super::options;
@@ -19,21 +18,14 @@ use crate::models;
 /// A training whose model, pictures and settings are checked. Nothing is loaded or written yet.
 pub struct PreparedTraining {
     args: TrainArgs,
-    pub model: Arc<Model>,
-    pub data: Dataset,
+    pub job: TrainJob,
     pub estimate: CostEstimate,
-    pub files: RunFiles,
-    settings: TrainSettings,
-    /// The device and its settings; a GPU if there is one and none is named.
-    pub machine: Settings,
-    cache: PathBuf,
 }
 
 impl PreparedTraining {
     /// Opens the model and reads every picture.
     pub fn new(args: TrainArgs) -> Result<PreparedTraining, CliError> {
         options::check(&args)?;
-        let files = RunFiles::new(&args.output);
         let location = args.model.clone().or_else(models::default_model);
         let location = models::resolve(location.as_deref())?;
         let model = Arc::new(location.open_with(&args.components.paths())?);
@@ -45,26 +37,29 @@ impl PreparedTraining {
             Dataset::new(listing, options::data(&args.pictures, &model), &Cache::new(&cache))
         });
         let data = data.with_context(|| format!("reading the pictures in `{}`", args.data.display()))?;
-        let mut machine = args.machine.settings()?;
-        if machine.device == Device::Auto {
-            machine.device = if probe_gpus().usable { Device::Cuda(0) } else { Device::Cpu };
-        }
-        let settings = options::settings(&args, &model, &machine);
-        let estimate = CostEstimate::new(&model, &data, &settings, args.steps.batch as usize)?;
-        Ok(PreparedTraining { args, model, data, estimate, files, settings, machine, cache })
+        let machine = on_gpu_if_any(args.machine.settings()?);
+        let job = TrainJob {
+            settings: options::settings(&args, &model, &machine),
+            model,
+            data,
+            cache,
+            auto_checkpointing: args.steps.checkpointing == CheckpointingArg::Auto,
+            batch: args.steps.batch as usize,
+            accumulation: args.steps.accumulate as usize,
+            options: options::run(&args),
+            files: RunFiles::new(&args.output),
+            resume: args.saving.resume,
+            overwrite: args.saving.overwrite,
+            machine,
+        };
+        let estimate = job.check()?;
+        Ok(PreparedTraining { args, job, estimate })
     }
 
     /// The sizes of the pictures: `768x768 (12)`.
     pub fn sizes(&self) -> Vec<String> {
         let size = |([width, height], count): (&[u32; 2], &usize)| format!("{width}x{height} ({count})");
-        self.data.sizes().iter().map(size).collect()
-    }
-
-    /// Checks that nothing is overwritten by accident and that the disk has room, and creates the folder.
-    pub fn prepare_files(&self) -> Result<(), CliError> {
-        let (saving, options) = (&self.args.saving, options::run(&self.args));
-        self.files.prepare(saving.resume, saving.overwrite)?;
-        Ok(self.files.check_space(self.estimate.disk(options.steps.div_ceil(options.save_every)))?)
+        self.job.data.sizes().iter().map(size).collect()
     }
 
     /// What generates sample images, if they are asked for. Tells which model it is, if it is another one.
@@ -75,58 +70,39 @@ impl PreparedTraining {
         }
         let model = match &samples.sample_model {
             Some(path) => Arc::new(self.other_model(path)?),
-            None => match self.args.model.as_deref().and_then(|base| distilled(base, &self.model)) {
+            None => match self.args.model.as_deref().and_then(|base| distilled(base, &self.job.model)) {
                 Some((name, other)) => {
                     tell(&format!("samples are generated with {name}, the distilled model"));
                     Arc::new(other)
                 }
-                None => Arc::clone(&self.model),
+                None => Arc::clone(&self.job.model),
             },
         };
-        let sizes = self.data.sizes();
+        let sizes = self.job.data.sizes();
         let common = sizes.iter().max_by_key(|(_, count)| **count);
         let size = common.map_or([model.default_size as u32; 2], |size| *size.0);
         let named = |prompt: &String| SamplePrompt { prompt: prompt.clone(), references: Vec::new(), size };
         let prompts = match &samples.sample_prompts[..] {
-            [] => SamplePrompt::of_data(&self.data),
+            [] => SamplePrompt::of_data(&self.job.data),
             prompts => prompts.iter().map(named).collect(),
         };
         if prompts.is_empty() {
             let error = CliError::usage("there is no caption to sample");
             return Err(error.hint("give a prompt with --sample-prompt"));
         }
-        let (seed, steps, folder) = (samples.sample_seed, samples.sample_steps, self.files.samples());
-        let settings = Settings { text_cache: cache::texts()?, ..self.machine.clone() };
+        let (seed, steps, folder) = (samples.sample_seed, samples.sample_steps, self.job.files.samples());
+        let settings = Settings { text_cache: cache::texts()?, ..self.job.machine.clone() };
         Ok(Some(Sampler { model, settings, prompts, seed, steps, folder }))
     }
 
     fn other_model(&self, path: &Path) -> Result<Model, CliError> {
         let other = models::resolve(Some(path)).and_then(|location| Ok(location.open()?));
         let other = other.with_context(|| "opening --sample-model".into())?;
-        if other.transformer.config.linear_layers() != self.model.transformer.config.linear_layers() {
+        if other.transformer.config.linear_layers() != self.job.model.transformer.config.linear_layers() {
             let what = format!("`{}` has other layers than the base model", path.display());
             return Err(CliError::usage(what).hint("name the distilled model of the same size"));
         }
         Ok(other)
-    }
-
-    /// Trains to the end, or until the watcher cancels.
-    pub fn run(self, watcher: &mut dyn JobWatcher) -> Result<Outcome, CliError> {
-        let PreparedTraining { args, model, data, files, settings, machine, cache, .. } = self;
-        let job = TrainJob {
-            model,
-            data,
-            cache,
-            settings,
-            auto_checkpointing: args.steps.checkpointing == CheckpointingArg::Auto,
-            batch: args.steps.batch as usize,
-            accumulation: args.steps.accumulate as usize,
-            options: options::run(&args),
-            files,
-            resume: args.saving.resume,
-            watcher,
-        };
-        Ok(with_training_backend(&machine, job).map_err(CliError::from)??)
     }
 }
 

@@ -189,8 +189,8 @@ fn what_can_not_be_trained_is_refused_before_it_starts() {
     train(&sandbox, &["-o", "me.png"]).fails(2, &["a LoRA is a .safetensors file"]);
     train(&sandbox, &["-o", "a.safetensors", "--ranks", "1,2"]).fails(2, &["--ranks needs four numbers"]);
     let fused = ["-o", "a.safetensors", "--kind", "lokr", "--layout", "kohya"];
-    train(&sandbox, &fused).fails(2, &["a LoKr can't be written with this --layout"]);
-    fails(&["-o", "a.safetensors", "--targets", "no.such.layer"], &["no.such.layer"]);
+    train(&sandbox, &fused).fails(2, &["a LoKr can't be written with names of fused q, k and v"]);
+    train(&sandbox, &["-o", "a.safetensors", "--targets", "no.such.layer"]).fails(2, &["no.such.layer"]);
 
     let folder = |name: &str, files: &[(&str, &[u8])]| {
         fs::create_dir(sandbox.path(name)).unwrap();
