@@ -1,10 +1,11 @@
-//! Loops over floats that the compiler vectorizes: this crate is built for speed, those that read files for size.
-//! Reductions have several independent accumulators.
+//! Loops over floats that the compiler vectorizes: this crate is built for speed, those that read files for size. They are
+//! never inlined there. Reductions have several independent accumulators.
 
 /// The number of accumulators: a whole number of vectors on every machine.
 const LANES: usize = 16;
 
 /// The largest absolute value; 0 for none. NaN is ignored.
+#[inline(never)]
 pub fn max_abs(x: &[f32]) -> f32 {
     let larger = |max: f32, x: f32| if x.abs() > max { x.abs() } else { max };
     let (whole, rest) = x.as_chunks::<LANES>();
@@ -18,6 +19,7 @@ pub fn max_abs(x: &[f32]) -> f32 {
 }
 
 /// Sums of the squared differences and of the squared values of `x`.
+#[inline(never)]
 pub fn squared_sums(x: &[f32], y: &[f32]) -> [f64; 2] {
     let sums = squared_f32_sums(x, y).map(f64::from);
     if sums.iter().all(|sum| sum.is_finite()) {
@@ -31,37 +33,44 @@ pub fn squared_sums(x: &[f32], y: &[f32]) -> [f64; 2] {
 }
 
 /// The largest absolute value; NaN or infinity if there is one.
+#[inline(never)]
 pub fn max_abs_or_nan(x: &[f32]) -> f32 {
     // Without the sign, the bits of floats are ordered like their values, infinity and NaN above all.
     f32::from_bits(x.iter().fold(0, |max: u32, x| max.max(x.abs().to_bits())))
 }
 
 /// The sum of squares, in f64 except within groups of 64, so that long rows lose no precision.
+#[inline(never)]
 pub fn squared_norm(x: &[f32]) -> f64 {
     x.chunks(64).map(|x| f64::from(x.iter().map(|x| x * x).sum::<f32>())).sum()
 }
 
 /// Adds the squares of `x` to `sums`.
+#[inline(never)]
 pub fn add_squares(sums: &mut [f64], x: &[f32]) {
     sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
 }
 
 /// `out += factor · x`.
+#[inline(never)]
 pub fn add_scaled(out: &mut [f32], factor: f32, x: &[f32]) {
     out.iter_mut().zip(x).for_each(|(out, x)| *out += factor * x);
 }
 
 /// `out += x · y`, element by element.
+#[inline(never)]
 pub fn add_product(out: &mut [f32], x: &[f32], y: &[f32]) {
     out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (x, y))| *out += x * y);
 }
 
 /// `out *= factor`.
+#[inline(never)]
 pub fn scale(out: &mut [f32], factor: f32) {
     out.iter_mut().for_each(|out| *out *= factor);
 }
 
 /// `out *= factor + x`, element by element.
+#[inline(never)]
 pub fn scale_each(out: &mut [f32], factor: f32, x: &[f32]) {
     out.iter_mut().zip(x).for_each(|(out, x)| *out *= factor + x);
 }

@@ -37,7 +37,7 @@ impl Embedding {
         }
         let mut values = vec![0f32; ids.len() * dim];
         for (&id, row) in ids.iter().zip(values.chunks_exact_mut(dim)) {
-            self.rows.read(id as usize, 0, row);
+            self.rows.decode(id as usize, 0, row);
         }
         Ok(HostTensor::from_f32(shape, values)?)
     }

@@ -39,6 +39,7 @@ use crate::{DType, Error, HostTensor, Result, Shape};
 pub use format::Format;
 use patch::AppliedPatch;
 pub use patch::Patch;
+pub use read::StackedRows;
 use scales::{BLOCK_COLS, SharedScales};
 pub use scales::{BlockScales, Scales, TileScales, swizzled_index};
 

@@ -55,6 +55,12 @@ impl PackedTensor {
         }
     }
 
+    /// [`PackedTensor::read`] for all but kernels: compiled once, here.
+    #[inline(never)]
+    pub fn decode(&self, row: usize, from: usize, out: &mut [f32]) {
+        self.read(row, from, out);
+    }
+
     #[inline(always)]
     fn read_nvfp4(&self, bytes: &[u8], row: usize, from: usize, out: &mut [f32]) {
         let blocks = self.cols() / BLOCK_COLS;
@@ -71,6 +77,31 @@ impl PackedTensor {
                 out.copy_from_slice(&if high_first { [high, low] } else { [low, high] });
             }
         });
+    }
+}
+
+/// The stacked rows of matrices, which may differ in format.
+pub struct StackedRows(pub Vec<PackedTensor>);
+
+impl StackedRows {
+    /// The number of rows.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(PackedTensor::row_count).sum()
+    }
+
+    /// The number of columns.
+    pub fn cols(&self) -> usize {
+        self.0.first().map_or(0, PackedTensor::cols)
+    }
+
+    /// Decodes a whole row.
+    pub fn decode(&self, mut row: usize, out: &mut [f32]) {
+        for matrix in &self.0 {
+            if row < matrix.row_count() {
+                return matrix.decode(row, 0, out);
+            }
+            row -= matrix.row_count();
+        }
     }
 }
 

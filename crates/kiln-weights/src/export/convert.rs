@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use kiln_tensor::packed::small_floats::{from_e4m3, to_e4m3};
-use kiln_tensor::packed::{Format, PackedTensor, Scales};
+use kiln_tensor::packed::{Format, PackedTensor, Scales, StackedRows};
 use kiln_tensor::{DType, HostTensor};
 
-use super::encode::{EncodedMatrix, StackedRows, encode, into_tiles};
+use super::encode::{EncodedMatrix, encode, into_tiles};
 use super::plan::{Conversion, PlannedTensor};
 use super::row_order::RowOrder;
 use crate::layout::View;
@@ -72,7 +72,7 @@ pub(super) fn convert(
     {
         return Ok(ConvertedTensor::unscaled(one.bytes().clone()));
     }
-    let encoded = encode(&StackedRows(&rows), format, threads, is_quantized);
+    let encoded = encode(&StackedRows(rows), format, threads, is_quantized);
     let EncodedMatrix { matrix, block_scales, scale, squares } =
         encoded.map_err(tensor_error(source, planned))?;
     let scale = scale.map(|s| HostTensor::from_f32([0; 0], vec![s])).transpose();

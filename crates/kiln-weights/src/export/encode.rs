@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use kiln_tensor::packed::encode::{encode_row, max_unscaled};
-use kiln_tensor::packed::{BlockScales, Format, PackedTensor, swizzled_index};
+use kiln_tensor::packed::{BlockScales, Format, PackedTensor, StackedRows, swizzled_index};
 use kiln_tensor::{Error, Result, vector};
 use rayon::prelude::*;
 
@@ -25,34 +25,12 @@ pub(super) struct EncodedMatrix {
     pub squares: [f64; 2],
 }
 
-/// The stacked rows of matrices, which may differ in format.
-pub(super) struct StackedRows<'a>(pub &'a [PackedTensor]);
-
-impl StackedRows<'_> {
-    pub fn count(&self) -> usize {
-        self.0.iter().map(PackedTensor::row_count).sum()
-    }
-
-    pub fn cols(&self) -> usize {
-        self.0.first().map_or(0, PackedTensor::cols)
-    }
-
-    fn read(&self, mut row: usize, out: &mut [f32]) {
-        for matrix in self.0 {
-            if row < matrix.row_count() {
-                return matrix.read(row, 0, out);
-            }
-            row -= matrix.row_count();
-        }
-    }
-}
-
 /// Rows that a thread encodes at a time, and whose squares are summed up together.
 const CHUNK_ROWS: usize = 32;
 
 /// Encodes rows, which must be multiples of the format's block; with `measure`, also sums up the errors.
 pub(super) fn encode(
-    rows: &StackedRows<'_>,
+    rows: &StackedRows,
     format: Format,
     threads: usize,
     measure: bool,
@@ -67,7 +45,7 @@ pub(super) fn encode(
 
 /// The encoded matrix and, for nvfp4, its block scales in tiles.
 fn encode_rows(
-    rows: &StackedRows<'_>,
+    rows: &StackedRows,
     format: Format,
     scale: Option<f32>,
 ) -> Result<(PackedTensor, Option<Vec<u8>>)> {
@@ -79,7 +57,7 @@ fn encode_rows(
     let encode_chunk = |(chunk, out): (usize, &mut [u8])| {
         let (mut row, mut encoded, mut block_scales) = (vec![0f32; cols], Vec::new(), Vec::new());
         for i in chunk_rows(chunk, count) {
-            rows.read(i, &mut row);
+            rows.decode(i, &mut row);
             encode_row(&row, format, scale, &mut encoded, &mut block_scales)?;
         }
         out.copy_from_slice(&encoded);
@@ -120,11 +98,11 @@ pub(super) fn into_tiles(scales: &[u8], across: usize, rows: usize) -> Vec<u8> {
 }
 
 /// The largest absolute value.
-fn max_abs(rows: &StackedRows<'_>) -> f32 {
+fn max_abs(rows: &StackedRows) -> f32 {
     let maxima = (0..rows.count()).into_par_iter().map_init(
         || vec![0f32; rows.cols()],
         |row, i| {
-            rows.read(i, row);
+            rows.decode(i, row);
             vector::max_abs(row)
         },
     );
@@ -132,14 +110,14 @@ fn max_abs(rows: &StackedRows<'_>) -> f32 {
 }
 
 /// Sums of the squared errors and of the squared values.
-fn squared_sums(rows: &StackedRows<'_>, matrix: &PackedTensor) -> [f64; 2] {
+fn squared_sums(rows: &StackedRows, matrix: &PackedTensor) -> [f64; 2] {
     let count = rows.count();
     let chunk_sums = |chunk| {
         let (mut before, mut after) = (vec![0f32; rows.cols()], vec![0f32; rows.cols()]);
         let mut sums = [0f64; 2];
         for i in chunk_rows(chunk, count) {
-            rows.read(i, &mut before);
-            matrix.read(i, 0, &mut after);
+            rows.decode(i, &mut before);
+            matrix.decode(i, 0, &mut after);
             let [error, value] = vector::squared_sums(&before, &after);
             sums = [sums[0] + error, sums[1] + value];
         }

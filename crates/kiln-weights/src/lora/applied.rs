@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use kiln_tensor::packed::StackedRows;
 use kiln_tensor::{DType, HostTensor, LoraDelta};
 
-use super::dora::{self, BaseWeight, UpdatedWeight};
+use super::dora::{self, UpdatedWeight};
 use super::fit::MagnitudeAxis;
 use super::patch::{NormScale, UpdateValues, WeightPatch};
 use super::targets::RowRuns;
@@ -52,7 +53,7 @@ struct LayerUpdate {
 }
 
 /// Reads the weight of a layer without LoRAs.
-type ReadBase<'a> = &'a dyn Fn(&LayerShape) -> Result<BaseWeight>;
+type ReadBase<'a> = &'a dyn Fn(&LayerShape) -> Result<StackedRows>;
 
 impl AppliedLora {
     /// Applies a LoRA to layers of these rows and columns.

@@ -3,34 +3,17 @@
 //! Their norms are computed once, when a LoRA is applied to a layer. Then the magnitudes become factors of the weight and of
 //! the update, and neither is copied.
 
-use kiln_tensor::packed::PackedTensor;
+use kiln_tensor::packed::StackedRows;
 use kiln_tensor::vector;
 use rayon::prelude::*;
 
 use super::patch::{NormScale, UpdateValues, module_row};
 use super::targets::RowRuns;
 
-/// The weight of a layer without LoRAs, as matrices whose rows are stacked.
-pub(super) struct BaseWeight(pub Vec<PackedTensor>);
-
-impl BaseWeight {
-    fn rows(&self) -> usize {
-        self.0.iter().map(PackedTensor::row_count).sum()
-    }
-
-    fn read(&self, mut row: usize, out: &mut [f32]) {
-        for matrix in &self.0 {
-            if row < matrix.row_count() {
-                return matrix.read(row, 0, out);
-            }
-            row -= matrix.row_count();
-        }
-    }
-}
-
 /// A layer of `cols` columns, and an update of some of its rows.
 pub(super) struct UpdatedWeight<'a> {
-    pub base: BaseWeight,
+    /// The weight without LoRAs.
+    pub base: StackedRows,
     pub cols: usize,
     pub values: &'a UpdateValues,
     pub scale: f32,
@@ -41,7 +24,7 @@ impl UpdatedWeight<'_> {
     /// Reads the sum of a row and its update, and returns the row of the module; `None` for a row without update.
     fn read(&self, row: usize, out: &mut [f32]) -> Option<usize> {
         let module_row = module_row(self.runs, row)?;
-        self.base.read(row, out);
+        self.base.decode(row, out);
         self.values.add(module_row, 0, self.scale, out);
         Some(module_row)
     }
@@ -52,14 +35,14 @@ impl UpdatedWeight<'_> {
             let module_row = self.read(row, out);
             module_row.map_or(1.0, |module_row| ratio(magnitudes[module_row], vector::squared_norm(out)))
         };
-        let rows = (0..self.base.rows()).into_par_iter();
+        let rows = (0..self.base.count()).into_par_iter();
         NormScale::Rows(rows.map_init(|| vec![0f32; self.cols], row_scale).collect())
     }
 
     /// Adds the squares of each column's elements to `sums`.
     pub fn add_column_squares(&self, sums: &mut [f64]) {
         let mut out = vec![0f32; self.cols];
-        for row in 0..self.base.rows() {
+        for row in 0..self.base.count() {
             if self.read(row, &mut out).is_some() {
                 vector::add_squares(sums, &out);
             }

@@ -179,7 +179,7 @@ impl UpdateValues {
             }
             UpdateValues::Full(matrix) => {
                 let mut scratch = vec![0.0; out.len()];
-                matrix.read(row, from, &mut scratch);
+                matrix.decode(row, from, &mut scratch);
                 vector::add_scaled(out, factor, &scratch);
             }
         }

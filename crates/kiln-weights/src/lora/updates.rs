@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kiln_tensor::packed::StackedRows;
 use kiln_tensor::{DType, LoraDelta};
 
 use super::applied::AppliedLora;
-use super::dora::BaseWeight;
 use super::{Lora, LoraBase, LoraReport, WeightPatch};
 use crate::source_tensor::RowBlock;
 use crate::{Error, Result, WeightSource};
@@ -141,11 +141,11 @@ impl LoraUpdates {
     }
 
     /// The weight of a layer without LoRAs.
-    fn base(&self, layer: &LayerShape) -> Result<BaseWeight> {
+    fn base(&self, layer: &LayerShape) -> Result<StackedRows> {
         let name = format!("{}.weight", layer.name);
         let row_blocks = self.source.row_blocks(&name, [layer.rows, layer.cols].into())?;
         let packed = row_blocks.into_iter().map(RowBlock::into_packed).collect::<kiln_tensor::Result<_>>();
         let unusable = |source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source };
-        packed.map(BaseWeight).map_err(unusable)
+        packed.map(StackedRows).map_err(unusable)
     }
 }
