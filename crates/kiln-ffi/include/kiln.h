@@ -37,7 +37,7 @@ typedef enum {
      */
     KILN_STATUS_MODEL = 2,
     /**
-     * The device is not there, or can't run this model.
+     * The device is not available, or can't run this model.
      */
     KILN_STATUS_DEVICE = 3,
     /**
@@ -57,7 +57,7 @@ typedef enum {
      */
     KILN_STATUS_REENTRY = 7,
     /**
-     * A bug of the library.
+     * A bug in the library.
      */
     KILN_STATUS_INTERNAL = 8,
 } kiln_status;
@@ -212,7 +212,7 @@ typedef struct {
      */
     float guidance;
     /**
-     * How much to change the initial image, from 0 (keep) to 1 (ignore); 0: 0.6, with a mask 0.8.
+     * How much to change the initial image, from 0 (keep) to 1 (ignore); 0: 0.6, with a mask 0.8, to upscale 0.35.
      */
     float strength;
     /**
@@ -228,7 +228,7 @@ typedef struct {
      */
     uint32_t max_tokens;
     /**
-     * Enlarge the initial image by 2 or 4; 0: generate one of its own.
+     * Enlarge the initial image by 2 or 4 instead of generating a new one; 0: off.
      */
     uint32_t upscale;
     /**
@@ -294,7 +294,7 @@ typedef struct {
      */
     float fraction;
     /**
-     * Seconds left, as far as can be told; negative: unknown.
+     * Estimated seconds left; negative: unknown.
      */
     double eta;
 } kiln_progress;
@@ -483,7 +483,7 @@ kiln_cancel_token *kiln_cancel_token_new(void);
 kiln_status kiln_cancel(kiln_cancel_token *token);
 
 /**
- * Makes a token as new, so that it can be used again.
+ * Resets a token, so that it can be used again.
  */
 kiln_status kiln_cancel_token_reset(kiln_cancel_token *token);
 
@@ -493,7 +493,7 @@ kiln_status kiln_cancel_token_reset(kiln_cancel_token *token);
 kiln_status kiln_cancel_token_free(kiln_cancel_token *token);
 
 /**
- * Generates the images of a request. Returns when they are there; calls for the same model wait for each other.
+ * Generates the images of a request. Returns when they are finished; calls for the same model wait for each other.
  *
  * `callbacks` and `token` may be NULL. `*images` is NULL after an error; free it with kiln_images_free.
  */
@@ -565,7 +565,7 @@ kiln_status kiln_model_open(const char *name,
 kiln_status kiln_model_load(kiln_model *model, const kiln_callbacks *callbacks, kiln_cancel_token *token);
 
 /**
- * Frees a model; NULL is ignored. Calls that use it come to their end first.
+ * Frees a model; NULL is ignored. Calls that still use it run to their end.
  */
 kiln_status kiln_model_free(kiln_model *model);
 

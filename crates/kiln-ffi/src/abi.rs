@@ -95,7 +95,7 @@ unsafe fn size_of_struct<T: SizedStruct>(pointer: *const T) -> Result<usize, Fai
     Ok(size)
 }
 
-/// Writes a structure for the caller, as much of it as its `size` field says that he knows.
+/// Writes a structure for the caller, as much of it as fits the size in its first field.
 ///
 /// # Safety
 /// `pointer` is NULL or points to a writable structure with its size set.

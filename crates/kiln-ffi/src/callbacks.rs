@@ -49,7 +49,7 @@ pub struct KilnProgress {
     pub steps: u32,
     /// Finished part of the whole call, from 0 to 1.
     pub fraction: f32,
-    /// Seconds left, as far as can be told; negative: unknown.
+    /// Estimated seconds left; negative: unknown.
     pub eta: f64,
 }
 
@@ -152,7 +152,7 @@ impl CallSink {
         lock(&self.state).tracker = ProgressTracker::new(plan);
     }
 
-    /// Tells that the call waits for another one.
+    /// Reports that the call waits for another one.
     pub fn queued(&self) {
         self.report(&mut lock(&self.state), Progress::default());
     }

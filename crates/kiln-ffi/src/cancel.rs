@@ -26,7 +26,7 @@ pub extern "C" fn kiln_cancel(token: *mut KilnCancelToken) -> KilnStatus {
     })
 }
 
-/// Makes a token as new, so that it can be used again.
+/// Resets a token, so that it can be used again.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_cancel_token_reset(token: *mut KilnCancelToken) -> KilnStatus {
     guard(|| {

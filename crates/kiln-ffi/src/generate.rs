@@ -13,7 +13,7 @@ use crate::model::{KilnModel, MODELS};
 use crate::request::{self, Inputs, KilnInput, KilnRequest};
 use crate::status::{Failure, KilnStatus, guard_blocking};
 
-/// Generates the images of a request. Returns when they are there; calls for the same model wait for each other.
+/// Generates the images of a request. Returns when they are finished; calls for the same model wait for each other.
 ///
 /// `callbacks` and `token` may be NULL. `*images` is NULL after an error; free it with kiln_images_free.
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! Handles: numbers in a table that look like pointers to the caller. They are never followed, and no number is given
-//! out twice, so that a freed or foreign handle is always found out.
+//! Handles: numbers in a table that look like pointers to the caller. They are never dereferenced, and no number is
+//! used twice, so that a freed or foreign handle is always detected.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -9,7 +9,7 @@ use kiln_base::lock;
 
 use crate::status::Failure;
 
-/// The next handle of any table: a handle of one table is none of another.
+/// The next handle of any table: no two tables share a handle.
 static NEXT: AtomicUsize = AtomicUsize::new(STEP);
 /// Handles look like aligned pointers.
 const STEP: usize = 16;
@@ -42,7 +42,7 @@ impl<T> Table<T> {
         value.ok_or_else(|| self.unknown())
     }
 
-    /// Frees a handle. NULL is none.
+    /// Frees a handle. NULL is ignored.
     pub fn remove<H>(&self, handle: *mut H) -> Result<(), Failure> {
         if handle.is_null() {
             return Ok(());

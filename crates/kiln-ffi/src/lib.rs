@@ -6,7 +6,7 @@
 //! ```
 //! The crate translates and checks; everything else is `kiln-engine` and `kiln-models`. `unsafe` is needed where memory
 //! of the caller is read or written: structures, texts, pixels and results. Handles are numbers in a table, so that a
-//! wrong one is found and never followed. No panic crosses the border.
+//! wrong one is detected and never dereferenced. No panic crosses the C boundary.
 // The header says what each function needs, for all of them at once.
 #![allow(clippy::missing_safety_doc)]
 

@@ -145,7 +145,7 @@ pub unsafe extern "C" fn kiln_model_load(
     })
 }
 
-/// Frees a model; NULL is ignored. Calls that use it come to their end first.
+/// Frees a model; NULL is ignored. Calls that still use it run to their end.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_model_free(model: *mut KilnModel) -> KilnStatus {
     guard(|| MODELS.remove(model))

@@ -71,7 +71,7 @@ pub struct KilnRequest {
     pub one_generator: u8,
     /// Guidance scale, on models with guidance; 0: the model's.
     pub guidance: f32,
-    /// How much to change the initial image, from 0 (keep) to 1 (ignore); 0: 0.6, with a mask 0.8.
+    /// How much to change the initial image, from 0 (keep) to 1 (ignore); 0: 0.6, with a mask 0.8, to upscale 0.35.
     pub strength: f32,
     /// Threshold of the step cache, up to 1; 0: off.
     pub cache: f32,
@@ -79,7 +79,7 @@ pub struct KilnRequest {
     pub mask_padding: u32,
     /// Number of tokens that the prompt is padded or truncated to; 0: the model's.
     pub max_tokens: u32,
-    /// Enlarge the initial image by 2 or 4; 0: generate one of its own.
+    /// Enlarge the initial image by 2 or 4 instead of generating a new one; 0: off.
     pub upscale: u32,
     /// Reference images, to edit or combine as the prompt says; NULL: none.
     pub references: *const KilnInput,

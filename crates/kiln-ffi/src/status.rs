@@ -1,4 +1,4 @@
-//! Errors: a status that is returned, and by thread the text of the last error.
+//! Errors: a status that is returned, and the text of the last error on each thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
@@ -15,7 +15,7 @@ pub enum KilnStatus {
     InvalidArgument = 1,
     /// The model does not exist, is damaged, or lacks a component.
     Model = 2,
-    /// The device is not there, or can't run this model.
+    /// The device is not available, or can't run this model.
     Device = 3,
     /// The request needs more memory than there is.
     OutOfMemory = 4,
@@ -25,7 +25,7 @@ pub enum KilnStatus {
     Io = 6,
     /// The function can't be called from inside a callback.
     Reentry = 7,
-    /// A bug of the library.
+    /// A bug in the library.
     Internal = 8,
 }
 

@@ -3,7 +3,7 @@
 /// An error about a model, with what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Arguments or variables that make no sense.
+    /// Invalid arguments or environment variables.
     #[error("{what}")]
     Usage {
         /// What is wrong.
@@ -11,10 +11,10 @@ pub enum Error {
         /// What to do about it.
         hint: String,
     },
-    /// A model that is not there, or that this build can't use.
+    /// A model that does not exist, or that this build can't use.
     #[error("{what}")]
     Missing {
-        /// What is not there.
+        /// What is missing.
         what: String,
         /// What to do about it.
         hint: String,

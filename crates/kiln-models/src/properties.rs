@@ -30,7 +30,7 @@ enum Names {
 enum Entry {
     Group(Properties),
     Value(Value),
-    /// A number, and its text for people.
+    /// A number, and how text output shows it.
     #[serde(skip)]
     Amount(u64, String),
 }

@@ -36,8 +36,8 @@ pub fn download_settings() -> Result<HubSettings> {
     Ok(settings)
 }
 
-/// Downloads a model by its hub name; what is there already is not fetched again. `on_progress` cancels with `false`.
-/// A model whose licence has conditions needs `accept_licence`; the error names the licence.
+/// Downloads a model by its hub name; files that are cached already are not downloaded again. `on_progress` cancels
+/// with `false`. A model whose licence has conditions needs `accept_licence`; the error names the licence.
 pub fn pull(
     name: &str,
     accept_licence: bool,
@@ -62,8 +62,8 @@ pub fn require_no_terms(plan: &ModelPlan) -> Result<()> {
     ))
 }
 
-/// Names the licences that must be accepted before a download, and where to read them. What a repository says about
-/// itself may have any form.
+/// Names the licences that must be accepted before a download, and where to read them. What a repository says
+/// about itself is untrusted, so it is made printable.
 pub fn terms(plan: &ModelPlan) -> Option<String> {
     let describe =
         |terms: &&Terms| format!("{} ({})", printable_line(&terms.licence), printable_line(&terms.url));
@@ -71,7 +71,7 @@ pub fn terms(plan: &ModelPlan) -> Option<String> {
     (!terms.is_empty()).then(|| terms.join(" and the "))
 }
 
-/// Returns the name of a model that is not there but known, so that [`pull`] downloads it. Not any `owner/repo`: it
+/// Returns the name of a model that is not a path but known, so that [`pull`] downloads it. Not any `owner/repo`: it
 /// may be a path with a typo, and somebody may have a repository of that name.
 pub fn known(model: &Path) -> Option<ModelName> {
     let name = Some(model).filter(|model| !model.exists()).and_then(Path::to_str)?;

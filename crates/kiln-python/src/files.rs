@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::{errors, wait};
 
-/// Cancels an export with its sink.
+/// Cancels an export when its sink is cancelled.
 struct Watcher<'a>(&'a dyn Sink);
 
 impl ExportWatcher for Watcher<'_> {
@@ -53,10 +53,10 @@ fn all_threads(threads: Option<usize>) -> usize {
     threads.filter(|threads| *threads > 0).unwrap_or_else(all)
 }
 
-/// How often progress is told.
+/// How often progress is reported.
 const PROGRESS: Duration = Duration::from_millis(100);
 
-/// Downloads a model. Tells `progress` the file, the bytes that are there and all bytes. Returns a summary as JSON.
+/// Downloads a model. Calls `progress` with the file, the bytes so far and the total. Returns a summary as JSON.
 #[pyfunction]
 #[pyo3(signature = (name, accept_license=false, progress=None))]
 pub(crate) fn pull(

@@ -1,4 +1,4 @@
-//! What a request refers to: images and arrays that Python hands over, and files.
+//! What a request refers to: images and arrays from Python, and files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

@@ -17,7 +17,7 @@ use crate::output::Image;
 use crate::shutdown::Running;
 use crate::sink::{JobSink, Message, Reply, Wanted};
 
-/// How often Python's signals are looked for.
+/// How often to check for Python's signals.
 const SIGNALS: Duration = Duration::from_millis(30);
 
 /// A running request. Dropping it cancels it.
@@ -49,7 +49,7 @@ impl Job {
         Ok(Job { cancel, messages, reply, ended: AtomicBool::new(false), plan })
     }
 
-    /// Waits for a message without holding the interpreter. `None`: the time is over.
+    /// Waits for a message without holding the interpreter. `None` after the timeout.
     fn receive(&self, py: Python<'_>, timeout: Duration) -> Option<Message> {
         py.detach(|| match lock(&self.messages).recv_timeout(timeout) {
             Ok(message) => Some(message),

@@ -4,8 +4,8 @@
 //! kiln (Python: arguments, PIL, numpy) ──JSON of a Request, bytes of images and arrays──▶ Model.start ──▶ Job
 //! Job.next ◀──progress, previews, latents of a step, images, the end── a thread that runs the session
 //! ```
-//! Only the thread that waits in `Job.next` runs Python code; it has released the interpreter while it waits, and looks
-//! for signals several times a second. Threads of the engine never touch Python.
+//! Only the thread that waits in `Job.next` runs Python code; it releases the GIL while it waits, and checks for
+//! signals several times a second. Threads of the engine never touch Python.
 
 mod array;
 mod errors;

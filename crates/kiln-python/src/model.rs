@@ -72,7 +72,7 @@ impl Model {
         }
         let new = State::open(py, &self.name, &self.components, &self.settings)?;
         let result = current(&new);
-        // Dropping the parent's would wait for threads that are not here.
+        // Dropping the parent's would wait for threads that this process does not have.
         std::mem::forget((std::mem::replace(&mut *lock(&self.state), new), model, session));
         Ok(result)
     }

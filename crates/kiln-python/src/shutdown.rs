@@ -10,7 +10,7 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 /// How long to wait for a step to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether the interpreter ends: every job is cancelled.
+/// Whether the interpreter is shutting down; every job is then cancelled.
 pub(crate) fn is_ending() -> bool {
     ENDING.load(SeqCst)
 }

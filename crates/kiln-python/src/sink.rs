@@ -26,7 +26,7 @@ pub(crate) enum Message {
     Ended(Result<()>),
 }
 
-/// What Python wants to be told.
+/// Which messages Python wants.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wanted {
     pub progress: bool,

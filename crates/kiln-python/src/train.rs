@@ -42,7 +42,7 @@ struct Options {
     settings: Map<String, Value>,
 }
 
-/// Trains a LoRA on the pictures in a folder. Tells `progress` about every step. Returns a summary as JSON.
+/// Trains a LoRA on the pictures in a folder. Calls `progress` for every step. Returns a summary as JSON.
 #[pyfunction]
 #[pyo3(signature = (data, model, output, options, device, dtype, threads=None, vram_limit=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
@@ -157,7 +157,7 @@ fn run(
     job.run(&mut watcher)
 }
 
-/// Defaults with some values replaced; one that is not among them is an error.
+/// Defaults with some values replaced; an unknown name is an error.
 fn overlaid<T: DeserializeOwned>(
     defaults: serde_json::Result<Value>,
     given: &Map<String, Value>,
@@ -187,7 +187,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// Tells Python, and stops at its exceptions.
+/// Calls Python's progress function, and stops the training if it raises.
 struct Progress<'a> {
     sink: &'a dyn Sink,
     call: &'a Option<Py<PyAny>>,

@@ -104,7 +104,7 @@ fn bits(numbers: &BTreeMap<String, f64>) -> BTreeMap<&str, u64> {
     numbers.iter().map(|(name, number)| (name.as_str(), number.to_bits())).collect()
 }
 
-/// Text of a record or of numbers, which always have one.
+/// A record or numbers as JSON, which can't fail.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -29,10 +29,10 @@ pub enum EncodingStage {
     Pictures,
 }
 
-/// Called with the stage, and how many of how many are done; returns `false` to cancel.
+/// Called with the stage, the number of encoded items and their total; returns `false` to cancel.
 pub type EncodingProgress<'a> = &'a mut dyn FnMut(EncodingStage, usize, usize) -> bool;
 
-/// The encoders of a model, by name only: tells the key of each picture and text.
+/// The encoders of a model: gives pictures and texts their cache keys, and encodes those that are missing.
 pub struct Encoders<'m> {
     model: &'m Model,
     dtype: DType,

@@ -10,7 +10,7 @@ use crate::{Optimizer, Result, TrainSettings, target_layers};
 /// An estimate before anything is loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostEstimate {
-    /// Trained numbers.
+    /// Trained parameters.
     pub parameters: u64,
     /// Bytes of the transformer's weights.
     pub weights: u64,
@@ -18,7 +18,7 @@ pub struct CostEstimate {
     pub adapter: u64,
     /// Bytes of the activations of the largest batch.
     pub activations: u64,
-    /// How many times the operations of a step without references it takes.
+    /// Operations of a step, relative to one without references.
     pub reference_factor: f64,
 }
 
@@ -43,7 +43,7 @@ impl CostEstimate {
         let rows = |entry: &Entry| rows(entry, model);
         let most = data.entries.iter().map(|entry| rows(entry).iter().sum::<usize>()).max().unwrap_or(0);
         let blocks = config.num_layers + config.num_single_layers;
-        // What a block computes and its backward pass needs: its input and norm, q, k, v, the attention, twice the MLP.
+        // What the backward pass of a block needs: its input and norm, q, k, v, the attention, twice the MLP.
         let block = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
         let kept = if settings.checkpointing {
             block + (config.dim() * blocks) as f64

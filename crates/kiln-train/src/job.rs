@@ -109,7 +109,7 @@ struct RunningJob<'w> {
 
 /// Follows a whole training.
 pub trait JobWatcher: Watcher {
-    /// Pictures or captions are encoded: so many of so many.
+    /// `done` of `total` pictures or captions are encoded.
     fn encoding(&mut self, stage: EncodingStage, done: usize, total: usize);
 
     /// Something the user should know.
@@ -254,7 +254,7 @@ fn fixed_loss<B: TrainingBackend>(trainer: &mut Trainer<B>, probes: &[Example]) 
     Ok(sum / LEVELS.len() as f32)
 }
 
-/// Passes a job's watcher on as that of its steps.
+/// Adapts a job's watcher to one of its steps.
 struct Upcast<'w>(&'w mut dyn JobWatcher);
 
 impl Watcher for Upcast<'_> {

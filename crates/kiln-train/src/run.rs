@@ -162,7 +162,7 @@ fn take_steps(
     Ok(Outcome { step, cancelled, norms: UpdateNorms::new(&adapter)? })
 }
 
-/// Tells what to try about a loss or gradient that is not finite.
+/// Adds what to try to the error about a loss or gradient that is not finite.
 fn not_finite(error: Error) -> Error {
     match error {
         Error::NotFinite { what, step } => Error::Diverged {

@@ -82,8 +82,8 @@ fn is_bf16(model: &Model, machine: &Settings) -> bool {
     }
 }
 
-/// How the linear layers of the frozen model's blocks are multiplied in the forward pass. Gradients pass through their values, in
-/// the dtype of activations.
+/// How the linear layers of the frozen model's blocks are multiplied. Gradients pass through their dequantized values,
+/// in the dtype of activations; with fp8 they are quantized, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BasePrecision {
@@ -250,7 +250,7 @@ impl Optimizer {
         })
     }
 
-    /// The usual learning rate; for Prodigy a factor of its own.
+    /// The usual learning rate; for Prodigy, the factor of its own estimate.
     pub fn usual_rate(&self) -> f32 {
         if matches!(self, Optimizer::Prodigy { .. }) { 1.0 } else { 1e-4 }
     }

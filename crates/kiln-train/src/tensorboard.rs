@@ -1,4 +1,4 @@
-//! TensorBoard's event files: length-prefixed records with masked CRC-32C sums, each a protocol buffer `Event`.
+//! TensorBoard's event files: length-prefixed records with masked CRC-32C checksums, each a protocol buffer `Event`.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -38,7 +38,7 @@ impl EventFile {
     }
 }
 
-/// A record: the length, its sum, the data, their sum.
+/// A record: the length, its checksum, the data, their checksum.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     [&length[..], &masked_crc(&length), data, &masked_crc(data)].concat()
@@ -74,7 +74,7 @@ fn bytes(field: u8, value: &[u8]) -> Vec<u8> {
     [&[field << 3 | 2][..], &varint(value.len() as u64), value].concat()
 }
 
-/// The sum of a record, rotated and shifted, so that a sum of data that hold sums is not special.
+/// The masked checksum: rotated and offset, because CRCs of data that contain CRCs are problematic.
 fn masked_crc(data: &[u8]) -> [u8; 4] {
     crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }

@@ -216,7 +216,7 @@ impl<B: TrainingBackend> Trainer<B> {
         losses.iter().map(|loss| self.scalar(loss)).sum()
     }
 
-    /// `share` times the mean squared error of a batch, and its gradient by the velocity.
+    /// `share` times the mean squared error of a batch, and its gradient with respect to the velocity.
     #[expect(clippy::type_complexity, reason = "a loss, its gradient and the way back")]
     fn loss(
         &mut self,

@@ -35,7 +35,7 @@ pub struct ConvertOptions {
 pub struct SourceComponent {
     /// Which component it is.
     pub component: Component,
-    /// Its tensors, with all that the converted file's metadata shall say.
+    /// Its tensors, with all metadata of the converted file.
     pub weights: WeightSource,
     /// The text of its config.json.
     pub config: Option<String>,
@@ -258,7 +258,7 @@ fn has_guidance(weights: &WeightSource) -> bool {
     transformer::Config::from_tensors(weights).is_some_and(|config| config.guidance_embeds)
 }
 
-/// Returns whether the tensors tell a component's configuration.
+/// Returns whether a component's configuration follows from its tensors.
 fn is_complete(component: Component, weights: &WeightSource) -> bool {
     match component {
         Component::Transformer => transformer::Config::from_tensors(weights).is_some(),
@@ -277,7 +277,7 @@ pub(super) fn without_quantization(text: &str) -> String {
     }
 }
 
-/// Returns the settings of a text encoder's config.json that its tensors don't tell.
+/// Returns the settings of a text encoder's config.json that don't follow from its tensors.
 fn settings(config: &str) -> Vec<(String, String)> {
     let Ok(config) = serde_json::from_str::<text_encoder::Config>(config) else { return Vec::new() };
     let settings = [

@@ -28,7 +28,7 @@ pub trait ExportWatcher {
         Ok(())
     }
 
-    /// Tells the user something.
+    /// Receives a message for the user.
     fn message(&self, text: &str) {
         let _ = text;
     }
@@ -75,7 +75,8 @@ pub enum OutKind {
 }
 
 impl OutKind {
-    /// Returns what `out` is, if it can be written: its own folder must exist, and it must not be a folder or device.
+    /// Returns what `out` is, if it can be written: its parent folder must exist, a file must not be a folder or
+    /// device, and a folder must not exist yet.
     pub fn check(out: &Path) -> Result<OutKind> {
         let kind = OutKind::of(out)?;
         let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());

@@ -94,7 +94,7 @@ impl QuantType {
         Some(Storage::Quantized(format))
     }
 
-    /// Returns whether only GGUF files can hold the type; no others can.
+    /// Returns whether only GGUF files can hold the type.
     pub fn is_gguf(self) -> bool {
         !matches!(self, QuantType::Int8 | QuantType::Fp8 | QuantType::Nvfp4)
     }

@@ -71,7 +71,7 @@ fn check_container(to: QuantType, kind: OutKind, out: &Path) -> Result<()> {
     ))
 }
 
-/// Refuses a component without layers of which the type is known to work.
+/// Refuses a type that the component's layers can't have.
 fn check_component(to: QuantType, component: Component) -> Result<()> {
     match component {
         Component::Vae => Err(Error::usage(

@@ -28,7 +28,7 @@ pub fn describe(path: &Path) -> Result<Description> {
     match ModelFolders::from_env().resolve(Some(path)) {
         Ok(model) if model.name().is_some() || model.is_whole_model() => {
             let file = model.path().filter(|path| path.is_file());
-            // Names lead to weight files that are no model, too.
+            // A name may also lead to a weight file that is not a model.
             return model::describe(&model).or_else(|error| match file {
                 Some(file) => weights::describe(file).map_err(|_| error),
                 None => Err(error),

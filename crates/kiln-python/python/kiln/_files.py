@@ -15,10 +15,10 @@ def pull(
     accept_license: bool = False,
     progress: Optional[Callable[[str, int, int], Any]] = None,
 ) -> dict[str, Any]:
-    """Downloads a model from Hugging Face into its cache and returns a summary; what is there already is not fetched again.
+    """Downloads a model from Hugging Face into its cache and returns a summary; cached files are not downloaded again.
 
     `name` is one that `kiln models` knows (`klein-4b`) or `owner/repo`. A licence with conditions must be read and accepted.
-    `progress` is called with the file, the bytes that are there and all bytes; an exception in it cancels the download.
+    `progress` is called with the file, the bytes so far and the total; an exception in it cancels the download.
     """
     summary: dict[str, Any] = json.loads(_kiln.pull(name, accept_license, progress))
     return summary
@@ -36,7 +36,7 @@ def quantize(
     """Quantizes a model and returns a report.
 
     `out` is a new folder for the whole model, or a .safetensors or .gguf file for one component. `to` is int8, fp8, nvfp4 or a
-    type of GGUF such as q8_0 or q4_k_m. `part` is transformer, text_encoder or vae.
+    GGUF type such as q8_0 or q4_k_m. `part` is transformer or text_encoder.
     """
     report: dict[str, Any] = json.loads(_kiln.quantize(os.fspath(model), os.fspath(out), to, part, threads))
     return report

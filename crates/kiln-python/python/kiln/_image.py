@@ -112,7 +112,7 @@ def pil(pixels: _kiln.Array) -> PIL.Image.Image:
 
 
 class Progress:
-    """How far a request is: `phase` is load, text, encode, steps, decode or save; `fraction` is of the whole request."""
+    """Progress of a request: `phase` is load, text, encode, steps, decode or save; `fraction` is of the whole request."""
 
     def __init__(self, phase: str, image: int, images: int, step: int, steps: int, fraction: float) -> None:
         self.phase = phase

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load(model: Any = "ember", **settings: Any) -> Model:
-    """Opens a model: a folder, a file, a name that `kiln models` lists, or a downloaded one of the Hugging Face hub.
+    """Opens a model: a folder, a file, a name that `kiln models` lists, or one downloaded from the Hugging Face hub.
 
     Takes the settings of `Model`. The weights are loaded on first use, or with `Model.load`.
     """

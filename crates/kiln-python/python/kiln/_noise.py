@@ -12,7 +12,7 @@ class Noise:
     """The `generator` of a pipeline: a seed, a `torch.Generator`, a list of either, or none.
 
     Kiln draws the noise of torch's generators itself, so that a seed needs no torch. A `torch.Generator` is advanced as
-    diffusers would; one that has drawn before gives its noise itself.
+    diffusers would; one that has drawn before draws the noise itself.
     """
 
     def __init__(self, generator: Any, torch_dtype: Any) -> None:
@@ -36,7 +36,7 @@ class Noise:
         self.is_advanced = self.is_torch and any(_is_advanced(one) for one in self.generators)
 
     def check(self, images: int) -> None:
-        """Refuses a list of another length than the number of images."""
+        """Refuses a list whose length is not the number of images."""
         if self.is_list and len(self.generators) != images:
             raise ValueError(
                 f"You have passed a list of generators of length {len(self.generators)}, but requested an effective batch "

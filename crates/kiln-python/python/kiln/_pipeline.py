@@ -71,7 +71,7 @@ class Pipeline(Adapters):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
-        """Opens a model: a folder, a file (safetensors or GGUF), a name, or a downloaded model of the hub.
+        """Opens a model: a folder, a file (safetensors or GGUF), a name, or a model downloaded from the hub.
 
         `torch_dtype` or `dtype` is "bf16", "f32", "int8", "fp8", `torch.bfloat16` or `torch.float32`; `device`, `threads` and
         `vram_limit` are those of `kiln.Model`. `transformer`, `text_encoder`, `vae` and `tokenizer` are paths of components.
@@ -283,7 +283,7 @@ class Pipeline(Adapters):
         job = self.model._start(request.pop("prompt"), request, progress=True, steps=callback is not None)
         plan = job.plan
         for note in plan["notes"]:
-            # The number of steps beside sigmas is not the caller's.
+            # With sigmas alone, the caller gave no number of steps: a note about it would confuse.
             if num_inference_steps or sigmas is None or "sigmas decide" not in note:
                 logger.warning(note)
         self._num_timesteps = plan["steps"]
@@ -375,7 +375,7 @@ def _reopen(kind: Any, model: Model, torch_dtype: Any, adapters: Any) -> Any:
 
 @contextlib.contextmanager
 def _closing(job: Any) -> Iterator[None]:
-    """Cancels a job that an exception leaves."""
+    """Cancels a job if the block raises."""
     try:
         yield
     except BaseException:

@@ -161,7 +161,7 @@ class Flux2KleinInpaintPipeline(Pipeline):
         text_encoder_out_layers: Any = None,
         negative_prompt: Any = None,
     ) -> Any:
-        """Generates the white areas of `mask_image` anew; the arguments are those of diffusers' `Flux2KleinInpaintPipeline`.
+        """Regenerates the white areas of `mask_image`; the arguments are those of diffusers' `Flux2KleinInpaintPipeline`.
 
         The image has the size of `image`.
         """
@@ -270,7 +270,7 @@ class Flux2Pipeline(Pipeline):
     ) -> list[str]:
         """Rewrites prompts with the model's own language model, which also sees the images.
 
-        The tokens are drawn by a generator of Kiln's: diffusers' depend on the state of torch.
+        Kiln samples the tokens with its own generator; those of diffusers depend on the state of torch.
         """
         return self.model.upsample_prompt(prompt, references=_references(images), temperature=temperature)
 
@@ -296,7 +296,7 @@ def _references(image: Any) -> Any:
 
 
 def _one(value: Any, name: str) -> Any:
-    """The only image of an argument that may be a batch."""
+    """Returns the single image of an argument that may be a batch."""
     if isinstance(value, (list, tuple)):
         if len(value) != 1:
             raise NotImplementedError(f"{name} must be one image, found {len(value)}")

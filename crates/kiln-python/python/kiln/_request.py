@@ -23,7 +23,7 @@ def _lora(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy as those of Python."""
+    """Converts numpy scalars to Python numbers."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise TypeError(f"expected a number or a text, found {type(value).__name__}")

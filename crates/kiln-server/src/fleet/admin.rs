@@ -1,4 +1,4 @@
-//! A fleet's queue for its operator: who is there, what waits, what was given up.
+//! A fleet's queue for its operator: nodes, unfinished jobs and dead letters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl QueueAdmin {
         while !before.is_empty() && started.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(50));
             let now = self.replica.nodes();
-            // Everyone has said something new, or is new.
+            // Every node has announced itself since, or is new.
             if now.iter().all(|node| before.iter().all(|old| old.id != node.id || !Arc::ptr_eq(old, node))) {
                 break;
             }
@@ -90,7 +90,7 @@ impl QueueAdmin {
         now.iter().filter(is_fresh).map(|node| NodeRecord::clone(node)).collect()
     }
 
-    /// The unfinished jobs, oldest first.
+    /// The unfinished jobs: running ones first, then the queued ones, oldest first.
     pub fn jobs(&self) -> Vec<FleetJob> {
         let state = self.replica.state();
         let mut jobs: Vec<_> = state.jobs.values().map(|job| Arc::clone(&job.record)).collect();
@@ -144,8 +144,8 @@ impl QueueAdmin {
         })?
     }
 
-    /// Gives a job that failed another try, with a new ticket, and deletes its dead letter. Returns whether there was one to
-    /// try again.
+    /// Queues a failed job again, with a new ticket, and deletes its dead letter. Returns false if no job of this id
+    /// has failed.
     pub fn retry(&self, id: &str) -> Result<bool> {
         let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
         let retried = self.link.wait(async move {
@@ -186,7 +186,7 @@ impl QueueAdmin {
         })?
     }
 
-    /// The number of tickets on the stream: at least that of unfinished jobs, and 0 once all is done.
+    /// The number of tickets on the stream: at least that of unfinished jobs, and 0 once all are done.
     pub fn tickets(&self) -> Result<u64> {
         let link = Arc::clone(&self.link);
         let info = self.link.wait(async move { link.jobs.get_info().await })?;

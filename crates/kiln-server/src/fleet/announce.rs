@@ -1,4 +1,4 @@
-//! What a process of the fleet tells about itself, every few seconds, in `node.ID`.
+//! What each process of a fleet announces about itself, every few seconds, in `node.ID`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub struct NodeRecord {
     pub version: String,
     /// The models it can generate with.
     pub models: Vec<NodeModel>,
-    /// The models that are in memory, each with its device and what that has left.
+    /// The loaded models, each with its device and that device's free memory.
     pub loaded: Vec<LoadedModel>,
     /// Its LoRAs.
     pub loras: Vec<LoraInfo>,
@@ -42,7 +42,7 @@ pub struct NodeRecord {
     pub vaes: Vec<String>,
     /// Free memory of the machine, in bytes.
     pub free_memory: Option<u64>,
-    /// Seconds that recent jobs took for a megapixel and step.
+    /// Seconds per megapixel and step, over recent jobs.
     pub speed: Option<f64>,
     /// The jobs that it runs or has planned.
     pub jobs: Vec<String>,
@@ -81,7 +81,7 @@ impl NodeRecord {
     }
 }
 
-/// Memory that programs can still use; only on Linux.
+/// Memory that is still available to programs, in bytes; only on Linux.
 fn free_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -93,7 +93,7 @@ pub(super) fn interval(link: &Link) -> Duration {
     (link.config.ack_wait / 8).clamp(Duration::from_millis(50), Duration::from_secs(5))
 }
 
-/// Announces a process again and again.
+/// Announces this process at intervals.
 pub(super) struct Announcer {
     link: Arc<Link>,
     worker: bool,
@@ -129,7 +129,7 @@ impl Announcer {
         let models = if self.known == record.models { Vec::new() } else { record.models.clone() };
         let written = link.wait(async move {
             for model in models {
-                // Known even while no worker is there: a job for it waits until one starts.
+                // Kept while no worker runs: a job for the model waits until one starts.
                 writer.put(&format!("model.{}", super::link::token(&model.info.name)), &model).await?;
             }
             writer.put(&key, &record).await.map(|_| record.models)

@@ -33,7 +33,7 @@ impl FleetCatalogue {
         lock(&self.known).retain(|name, _| token(name) != token_of_name);
     }
 
-    /// The models, and which of them is used when a request names none: the default of the worker that is there longest.
+    /// The models. The default, for requests that name none, is that of the worker that has run longest.
     fn all(&self) -> Vec<NodeModel> {
         let mut all = lock(&self.known).clone();
         let mut default = None;

@@ -1,4 +1,4 @@
-//! A gateway: a server that writes to the queue what it accepts, and reads from a replica of the queue's records.
+//! A gateway: a server that writes accepted jobs to the queue and reads from a replica of the queue's records.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
-/// Opens a gateway. `config` has a folder for the replica, which is made anew.
+/// Opens a gateway. The folder of `config` holds the replica; one of an earlier process is deleted.
 pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<Server, FleetError> {
     let link = Link::open(fleet)?;
     clear(&config.folder);
@@ -75,7 +75,7 @@ struct GatewayLedger {
 }
 
 impl GatewayLedger {
-    /// Writes a record and waits until this process has it.
+    /// Writes a record and waits until the replica has it.
     fn put(&self, key: String, value: impl Serialize + Send + Sync + 'static) -> Result<()> {
         let link = Arc::clone(&self.link);
         let revision = self.link.wait(async move { link.put(&key, &value).await })??;
@@ -88,7 +88,7 @@ impl GatewayLedger {
         Ok(self.replica.catch_up(&self.link)?)
     }
 
-    /// Changes the record of a job until it works. `change` returns false to leave it.
+    /// Changes the record of a job; retries after a conflict. `change` returns false to leave the record as it is.
     fn change(&self, id: &str, change: impl Fn(&mut JobRecord) -> bool + Send + 'static) -> Result<()> {
         let (link, id) = (Arc::clone(&self.link), id.to_owned());
         let revision = self.link.wait(async move { change_job(&link, &id, change).await })??;
@@ -96,7 +96,7 @@ impl GatewayLedger {
     }
 }
 
-/// Changes the record of a job until it works; returns its revision if it was changed.
+/// Changes the record of a job; retries after a conflict. Returns the new revision if it was changed.
 pub(super) async fn change_job(
     link: &Link,
     id: &str,
@@ -165,7 +165,7 @@ impl Ledger for GatewayLedger {
                 let record = serde_json::from_slice::<JobRecord>(&earlier.value).ok();
                 let same =
                     record.filter(|record| record.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint);
-                // A race within one submission: the record is our own.
+                // It may be our own record: a worker created it from the ticket, or an answer was lost.
                 Ok(Some(same.map(|record| record.id)))
             }
         }
@@ -255,7 +255,7 @@ impl Ledger for GatewayLedger {
     }
 
     fn claim_input(&self, name: &str, client: &str, bytes: u64, quota: u64) -> Result<Claim> {
-        // The replica decides; what it grants and evicts is written for all.
+        // The replica decides; what it grants and evicts is written to the queue, for all gateways.
         let claim = self.store.inputs().claim(name, client, bytes, quota)?;
         if let Claim::Granted { evicted } = &claim {
             for name in evicted {
@@ -274,7 +274,7 @@ impl Ledger for GatewayLedger {
     }
 
     fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
-        // The housekeeper's work.
+        // The housekeeper does this.
         Ok(())
     }
 
@@ -334,7 +334,7 @@ impl GatewayLedger {
     }
 }
 
-/// Cancels a job: at once if it is queued; else its worker hears of it.
+/// Cancels a job: at once if it is queued; for a running one, the record tells its worker.
 pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
     let cancelled = change_job(link, id, |job| {
         match job.state {

@@ -1,5 +1,5 @@
-//! What a gateway does besides answering: it deletes what is beyond the gallery's limits and files that belong to nothing,
-//! and calls the webhooks of gateways that are gone. Every gateway does so; what two of them do twice does no harm.
+//! A gateway's background work: it deletes images and jobs beyond the gallery's limits and orphaned files, which does
+//! no harm if two gateways do it. The oldest gateway also calls the webhooks of gateways that are gone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use super::replica::Replica;
 use crate::Server;
 use crate::store::{GalleryLimits, StoreError};
 
-/// How often what is beyond the gallery's limits is deleted.
+/// How often images and jobs beyond the gallery's limits are deleted.
 const GALLERY: Duration = Duration::from_secs(60);
-/// How often files that belong to nothing are looked for.
+/// How often orphaned files are deleted.
 const ORPHANS: Duration = Duration::from_secs(3600);
 
 /// The housekeeping of a gateway.
 pub(super) struct Housekeeper {
     link: Arc<Link>,
     replica: Arc<Replica>,
-    /// Not the copies: their folder is free for the next process when the server is gone.
+    /// Without the local copies: their folder must be free for the next process once the server is gone.
     files: StoredFiles,
     cleaned: Instant,
     swept: Option<Instant>,
@@ -78,7 +78,7 @@ impl Housekeeper {
         })
     }
 
-    /// Calls the webhooks of ended jobs whose gateway is gone. The eldest gateway does so.
+    /// Calls the webhooks of ended jobs whose gateway is gone. The oldest gateway does so.
     fn adopt_webhooks(&mut self, server: &Server) -> std::result::Result<(), StoreError> {
         let eldest = self.replica.nodes().into_iter().find(|node| !node.worker);
         if eldest.is_none_or(|node| node.id != self.link.id) {

@@ -1,4 +1,4 @@
-//! The connection to NATS: the streams, buckets and subjects of a fleet, and calls to them from threads that may wait.
+//! The connection to NATS: the streams, buckets and subjects of a fleet, and blocking calls to them.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -37,7 +37,7 @@ pub(super) fn failed(what: &str) -> impl Fn(&dyn std::fmt::Display) -> FleetErro
     move |error| FleetError(format!("{what}: {error}"))
 }
 
-/// How long a write is tried again while the servers can't be reached.
+/// How long a call is retried while the servers can't be reached.
 const PATIENCE: Duration = Duration::from_secs(25);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(4);
@@ -46,7 +46,7 @@ const DUPLICATE_WINDOW: Duration = Duration::from_secs(600);
 /// Dead letters are kept this long.
 const DEAD_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What came of a write that needs a certain revision.
+/// The outcome of a compare-and-set write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// It is stored as this revision.
@@ -70,7 +70,7 @@ pub(super) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Also from a task of this very runtime, which must not wait for itself.
+        // This may run on a task of the runtime itself, which must not wait for its own end.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -110,7 +110,7 @@ impl Link {
         self.runtime.as_ref().map_or_else(tokio::runtime::Handle::current, |runtime| runtime.handle().clone())
     }
 
-    /// Waits for a future on the threads of the connection; callable from any thread that may wait.
+    /// Runs a future on the connection's runtime and blocks until it is done; callable from any thread that may block.
     pub(super) fn wait<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -129,7 +129,7 @@ impl Link {
         result.ok_or_else(|| FleetError("the connection was closed".into()))
     }
 
-    /// A subject of what may be lost.
+    /// The subject `PREFIX.KIND.ID`.
     pub(super) fn subject(&self, kind: &str, id: &str) -> String {
         format!("{}.{kind}.{id}", self.config.prefix)
     }
@@ -154,8 +154,8 @@ impl Link {
         self.jobs.create_consumer(config).await.map_err(|error| failed("creating a consumer")(&error))
     }
 
-    /// Publishes a message to a stream until it is acknowledged; one with an id that was published before counts as the
-    /// first. Returns its sequence.
+    /// Publishes a message to a stream, and retries until it is acknowledged; the stream drops duplicates of an id.
+    /// Returns the message's sequence.
     pub(super) async fn publish(&self, subject: String, id: &str, payload: Bytes) -> Result<u64> {
         retry("publishing a message", || async {
             let message = PublishMessage::build().message_id(id).payload(payload.clone());
@@ -196,7 +196,7 @@ impl Link {
         .await
     }
 
-    /// Writes a record, whatever it was.
+    /// Writes a record, whatever its revision.
     pub(super) async fn put(&self, key: &str, value: &impl Serialize) -> Result<u64> {
         let value = json(value);
         retry("writing a record", || async {
@@ -205,7 +205,7 @@ impl Link {
         .await
     }
 
-    /// Deletes a record; a marker stays.
+    /// Deletes a record; a delete marker stays.
     pub(super) async fn delete(&self, key: &str) -> Result<()> {
         retry("deleting a record", || async { self.state.delete(key).await.map_err(Failure::retry) }).await
     }
@@ -235,7 +235,7 @@ fn json(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).unwrap_or_default().into()
 }
 
-/// A failure that may pass.
+/// A failure that may be temporary.
 struct Failure(String);
 
 impl Failure {
@@ -265,7 +265,7 @@ where
     }
 }
 
-/// A name as a token of a subject: as it is, or with a hash where it has other characters.
+/// A name as a token of a subject: unchanged if valid, else with other characters replaced and a hash added.
 pub(super) fn token(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
@@ -369,7 +369,7 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
     Ok((client, jetstream, state, jobs, dead))
 }
 
-/// Most bytes of a record: a request of ten prompts, and a long recipe.
+/// Largest record in bytes: enough for a request of ten prompts, or a long recipe.
 const MAX_RECORD: i32 = 768 << 10;
 
 /// Addresses without passwords.

@@ -11,7 +11,7 @@ use crate::server::WeakServer;
 
 /// How long a gateway waits for an answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Most bytes of a name.
+/// Longest name, in bytes.
 const MAX_NAME: usize = 1024;
 
 /// Asks the workers for the preview of a LoRA; blocks.
@@ -23,7 +23,7 @@ pub(super) fn ask(link: &Arc<Link>, name: &str) -> Option<Vec<u8>> {
     Some(answer.ok()?.ok()?.ok()?.payload.into())
 }
 
-/// Answers the questions of gateways until the server is gone. A worker without the LoRA is silent.
+/// Answers the requests of gateways until the server is gone. A worker without the LoRA does not answer.
 pub(super) async fn answer(client: async_nats::Client, subject: String, server: WeakServer) {
     let Ok(mut questions) = client.subscribe(subject).await else { return };
     while let Some(question) = questions.next().await {

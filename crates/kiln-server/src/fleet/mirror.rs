@@ -1,4 +1,4 @@
-//! What a gateway shows: records become rows of its database and jobs of its queue, messages of workers their progress.
+//! What a gateway shows: records become database rows and jobs in its queue, messages of workers become progress.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use crate::live::{LiveJob, Preview, SavedImage, Wish};
 use crate::sessions::Session;
 use crate::store::{FileKind, JobState, PlotRow, StoreError};
 
-/// Jobs whose images are kept until they are known.
+/// Most unknown jobs whose images are kept.
 const MAX_EARLY: usize = 100_000;
 
 /// Follows the records and the workers' messages.
@@ -68,7 +68,7 @@ pub(super) fn start(
     }
 }
 
-/// Passes the wishes of a job's watchers on to its worker.
+/// Tells a job's worker what its watchers ask for: previews, or a stop at the next one.
 pub(super) fn connect(live: &LiveJob, link: &Arc<Link>) {
     let (id, link) = (live.id.clone(), Arc::downgrade(link));
     live.set_remote(move |wish| {
@@ -98,7 +98,7 @@ fn show_progress(live: &LiveJob, payload: &[u8]) {
 }
 
 fn show_preview(server: &Server, live: &LiveJob, message: &async_nats::Message) {
-    /// A preview has an eighth of the image's sides.
+    /// Most bytes of a preview, which has an eighth of the image's width and height.
     const MAX: usize = 4 << 20;
     if server.config.check.is_some() || message.payload.len() > MAX || live.state().is_final() {
         return;
@@ -117,7 +117,7 @@ struct Mirror {
     server: crate::server::WeakServer,
     link: std::sync::Weak<Link>,
     catalogue: Arc<FleetCatalogue>,
-    /// Images whose job is not known yet: where records are read from the start, that of a job follows its images.
+    /// Images whose job is not known yet: in a replay of the bucket, a job's last revision comes after its images.
     early: Mutex<HashMap<String, Vec<(ImageRecord, u64)>>>,
 }
 
@@ -259,7 +259,7 @@ impl Mirror {
                 s.progress = Progress::default();
             });
         }
-        // Wishes of before it ran may have been lost.
+        // Requests for previews from before it ran may have been lost.
         if is_new && job.state == JobState::Running && live.wants_previews() {
             live.poll_preview();
         }
@@ -304,7 +304,7 @@ fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Wea
     if !(live.attached && is_local) || images.is_empty() {
         return finish(None);
     }
-    // The client waits for the bytes: fetched here, not while records are followed.
+    // The client waits for the bytes. They are fetched on another thread, so as not to block the records.
     let server = server.clone();
     link.handle().spawn_blocking(move || {
         let load = |image: &Arc<SavedImage>| {
@@ -320,7 +320,7 @@ fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Wea
     });
 }
 
-/// What caused an error of a worker: its code tells.
+/// Whether the request or the server caused a worker's error, by its code.
 fn kind_of(code: &str) -> ErrorKind {
     const OF_REQUEST: [&str; 8] = [
         "invalid_request",
@@ -335,7 +335,7 @@ fn kind_of(code: &str) -> ErrorKind {
     if OF_REQUEST.contains(&code) { ErrorKind::Request } else { ErrorKind::Server }
 }
 
-/// The code of a worker's error, for as long as the program runs. There are few.
+/// Interns the code of a worker's error; there are few. Beyond a limit, codes become `generation_failed`.
 fn known_code(code: String) -> &'static str {
     use std::collections::HashSet;
     use std::sync::Mutex;

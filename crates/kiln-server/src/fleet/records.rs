@@ -17,9 +17,9 @@ pub(crate) struct JobRecord {
     pub(crate) attached: bool,
     pub(crate) api: Api,
     pub(crate) request: Request,
-    /// The model, also of a request that names none.
+    /// The model: the default one if the request names none.
     pub(crate) model: String,
-    /// The model's hash on the workers that the gateway knew.
+    /// The hash of the model's weights, as the gateway knew it.
     #[serde(default)]
     pub(crate) hash: Option<String>,
     pub(crate) cost: f64,
@@ -29,7 +29,7 @@ pub(crate) struct JobRecord {
     /// The sequence of its own ticket: the order of submission.
     #[serde(default)]
     pub(crate) sequence: u64,
-    /// Its client gave it the place of the job with this sequence.
+    /// Set if its client reordered its jobs: the sequence of the job whose place it has.
     #[serde(default)]
     pub(crate) rank: Option<u64>,
     pub(crate) created: i64,
@@ -40,13 +40,13 @@ pub(crate) struct JobRecord {
     /// How often it was started.
     #[serde(default)]
     pub(crate) attempts: u32,
-    /// How many workers were gone while it ran.
+    /// How many workers died while they ran it.
     #[serde(default)]
     pub(crate) kills: u32,
     /// How often it failed with an error of a worker.
     #[serde(default)]
     pub(crate) failures: u32,
-    /// The workers that failed.
+    /// The workers that it failed on.
     #[serde(default)]
     pub(crate) failed_on: Vec<String>,
     /// What happened to it so far.
@@ -63,10 +63,10 @@ pub(crate) struct JobRecord {
     /// The sequence of the ticket that it runs with, or ran with.
     #[serde(default)]
     pub(crate) ticket: Option<u64>,
-    /// Somebody wants it to stop.
+    /// Whether its worker is to cancel it.
     #[serde(default)]
     pub(crate) cancel: bool,
-    /// It is to stop at its next preview.
+    /// Whether it is to stop at its next preview.
     #[serde(default)]
     pub(crate) stop_at_preview: bool,
     /// The gateway that accepted it.
@@ -74,10 +74,10 @@ pub(crate) struct JobRecord {
     /// Its idempotency key, and the hash of its request.
     #[serde(default)]
     pub(crate) key: Option<(String, String)>,
-    /// The address to call at its end.
+    /// The URL to call at its end.
     #[serde(default)]
     pub(crate) webhook: Option<String>,
-    /// Its submission in its trace.
+    /// The trace context of its submission, as in `traceparent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) trace: Option<String>,
 }

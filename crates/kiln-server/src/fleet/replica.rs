@@ -17,7 +17,7 @@ use crate::priority::Priority;
 use crate::store::JobState;
 use crate::work::{batch_key, group_key, image_count};
 
-/// Tickets of ended jobs that are remembered.
+/// Most tickets of ended jobs that are remembered.
 const MAX_SPENT: usize = 1 << 20;
 
 /// An unfinished job and the revision of its record.
@@ -53,7 +53,7 @@ pub(super) struct State {
     /// Queued jobs by model.
     queues: HashMap<String, FairQueue>,
     nodes: HashMap<String, KnownNode>,
-    /// Since when this process has heard of itself without a gap.
+    /// Since when this process has received its own announcements without a gap.
     fresh_since: Option<Instant>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct State {
 pub(super) struct Replica {
     state: Mutex<State>,
     changed: Condvar,
-    /// A node that is silent for so long is gone.
+    /// A node that is silent for this long may be gone; after twice as long it is not listed any more.
     gone_after: Duration,
     /// The id of this process.
     own_id: String,
@@ -81,8 +81,8 @@ impl Replica {
         lock(&self.state)
     }
 
-    /// Follows the bucket for ever. `before` sees every entry before the replica has its revision, `after` is called when it
-    /// has.
+    /// Follows the bucket until the link is dropped. `before` sees every entry before the replica applies it; `after`
+    /// is called afterwards.
     pub(super) async fn follow(
         self: Arc<Self>,
         link: std::sync::Weak<Link>,
@@ -154,7 +154,7 @@ impl Replica {
         self.wait_for(last)
     }
 
-    /// The nodes that are there.
+    /// The nodes that are alive, oldest first.
     pub(super) fn nodes(&self) -> Vec<Arc<NodeRecord>> {
         let state = self.state();
         let alive = |node: &&KnownNode| node.seen.elapsed() < 2 * self.gone_after;
@@ -164,7 +164,7 @@ impl Replica {
         nodes
     }
 
-    /// Whether a node may still be at work. Right after a gap in what this process hears, all may.
+    /// Whether a node may still be alive. Right after a gap in what this process receives, every node may be.
     pub(super) fn may_be_alive(&self, id: &str) -> bool {
         let state = self.state();
         let fresh = state.fresh_since.is_some_and(|since| since.elapsed() > self.gone_after);

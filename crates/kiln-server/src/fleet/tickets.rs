@@ -1,4 +1,4 @@
-//! Tickets on a worker: pulling them, claiming jobs with them, and giving them up. The rules stand in the module above.
+//! Tickets on a worker: pulling them, claiming jobs with them, and releasing them. The parent module has the rules.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -16,12 +16,12 @@ use super::replica::{KnownJob, Replica, TicketUse};
 use crate::generator::name;
 use crate::store::{JobState, now};
 
-/// A job that killed so many workers is given up.
+/// A job that has killed this many workers is given up.
 const MAX_KILLS: u32 = 2;
-/// A job that failed so often is given up.
+/// A job that has failed this many times is given up.
 const MAX_FAILURES: u32 = 3;
 
-/// How long a ticket is left to workers that can run what this one can't.
+/// How long a ticket is left to other workers if this one can't run what is queued.
 const OTHERS_TURN: Duration = Duration::from_millis(300);
 
 /// A claimed job's ticket.
@@ -47,12 +47,12 @@ pub(super) struct Tickets {
     pub(super) held: Mutex<HashMap<String, Held>>,
     pub(super) abilities: Mutex<Abilities>,
     consumers: Mutex<HashMap<String, PullConsumer>>,
-    /// Tickets that waited for others when the last one was pulled.
+    /// Tickets that were still pending when the last one was pulled.
     pub(super) pending: AtomicU64,
     pub(super) redelivered: AtomicU64,
 }
 
-/// How to give a ticket up.
+/// How to release a ticket.
 enum Release {
     /// It is not needed any more.
     Ack,
@@ -97,20 +97,20 @@ impl Tickets {
             let model = node.models.iter().find(|model| model.info.name == job.model)?;
             Some((node, model))
         });
-        // Other weights of the same name: left to those that have the ones the gateway meant.
+        // Other weights under the same name: the job is left to workers with those that the gateway meant.
         if job.hash.is_some() && job.hash != own_hash {
             return !others.any(|(_, model)| model.hash == job.hash);
         }
-        // Where it failed, it is tried again only if nobody else can.
+        // A worker that it failed on tries it again only if no other worker can.
         !job.failed_on.contains(&self.link.id) || !others.any(|(node, _)| !job.failed_on.contains(&node.id))
     }
 
-    /// Whether a job of this model waits, for whomever.
+    /// Whether a job of this model is queued, even if this worker can't run it.
     pub(super) fn has_queued(&self, model: &str) -> bool {
         self.replica.state().queued(model) > 0
     }
 
-    /// Pulls up to `count` tickets of a model that are there now.
+    /// Pulls up to `count` tickets of a model, without waiting for new ones.
     fn pull(&self, model: &str, count: usize) -> Result<Vec<Message>> {
         let (link, model) = (Arc::clone(&self.link), model.to_owned());
         let known = lock(&self.consumers).get(&model).cloned();
@@ -162,7 +162,7 @@ impl Tickets {
         Ok(jobs)
     }
 
-    /// Claims a job with a ticket, or gives the ticket up.
+    /// Claims a job with a ticket, or releases the ticket.
     fn use_ticket(
         &self,
         model: &str,
@@ -188,7 +188,7 @@ impl Tickets {
                 Ok(None)
             }
             Err(error) => {
-                // It is delivered again after a while.
+                // The ticket is redelivered after a while.
                 tracing::warn!(ticket, %error, "could not claim a job");
                 Ok(None)
             }
@@ -255,7 +255,7 @@ impl Tickets {
                     self.replica.catch_up(&self.link)?;
                     continue;
                 }
-                // Others can run what waits.
+                // Other workers may be able to run what is queued.
                 let others = self.has_queued(model);
                 return Ok(Err(if others { Release::Return(OTHERS_TURN) } else { Release::Ack }));
             };
@@ -276,7 +276,7 @@ impl Tickets {
         self.replica.state().ticket_use(ticket)
     }
 
-    /// The next job that this worker may run. `may_run` looks at the nodes, so not under the lock that `choose` needs.
+    /// The next job that this worker may run. `may_run` locks the replica, so it is called after `choose`.
     fn chosen(&self, model: &str) -> Option<KnownJob> {
         let mut refused = HashSet::new();
         loop {
@@ -303,7 +303,7 @@ impl Tickets {
         own.sequence = ticket;
         own.return_to_queue();
         let created = self.link.wait(async move {
-            // One that was deleted has ended.
+            // The job of a deleted record has ended.
             if link.entry(&key).await?.is_some() {
                 return Ok(None);
             }
@@ -358,7 +358,7 @@ impl Tickets {
         if worker == self.link.id
             && let Some(held) = lock(&self.held).get_mut(&record.id)
         {
-            // Delivered again although this worker is at it: the servers were away.
+            // Redelivered although this worker is running it: the servers could not be reached.
             held.acker = Arc::clone(acker);
             return Ok(Err(Release::Leave));
         }
@@ -410,8 +410,8 @@ impl Tickets {
         Ok(())
     }
 
-    /// Changes the record of a job that this worker holds. `change` returns false to leave it. Returns false if the job is
-    /// not this worker's any more, or was left.
+    /// Changes the record of a job that this worker holds. `change` returns false to leave it as it is. Returns false
+    /// if the job is not this worker's any more, or the record was left as it is.
     pub(super) fn change_own(
         &self,
         id: &str,
@@ -436,8 +436,8 @@ impl Tickets {
         }
     }
 
-    /// Records the end of a job, or returns it to the queue for another try, and gives its ticket up. Returns whether it has
-    /// ended.
+    /// Records the end of a job, or returns it to the queue for another try, and releases its ticket. Returns whether
+    /// it has ended.
     pub(super) fn finish(&self, end: &crate::store::JobEnd) -> Result<bool> {
         let mut ended = true;
         let changed = self.change_own(&end.id, |job| {
@@ -465,7 +465,7 @@ impl Tickets {
         let release = match (changed, ended) {
             (true, true) => Release::Ack,
             (true, false) => Release::Return(Duration::ZERO),
-            // It ended before and only the answer was lost, or another worker has it: either way the ticket tells.
+            // It ended and only the answer was lost, or another worker has it: the redelivered ticket settles which.
             (false, _) => Release::Leave,
         };
         self.release(&held.acker, release);
@@ -484,7 +484,7 @@ impl Tickets {
         Ok(())
     }
 
-    /// Says that a job, or every job, is in progress.
+    /// Tells the stream that a job, or every held one, is in progress.
     pub(super) fn in_progress(&self, job: Option<&str>) {
         let held: Vec<Held> = match job {
             Some(id) => lock(&self.held).get(id).cloned().into_iter().collect(),

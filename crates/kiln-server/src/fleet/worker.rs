@@ -34,14 +34,14 @@ use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
-/// How long loading a model takes that nobody has loaded yet, in seconds.
+/// Assumed seconds to load a model that no worker has loaded yet.
 const LOAD_SECONDS: f64 = 8.0;
-/// How many jobs of a loaded model go before older ones of another.
+/// How many jobs of one model run in a row before older ones of another.
 const MAX_IN_A_ROW: u32 = 8;
-/// How long a wish for previews counts that comes before the job.
+/// How long a request for previews is kept that arrives before its job.
 const WISH_AGE: Duration = Duration::from_secs(10);
 
-/// What a worker tells of a running job.
+/// What a worker reports about a running job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ProgressMessage {
     pub(super) phase: String,
@@ -129,7 +129,7 @@ impl FleetWorker {
         }
     }
 
-    /// Returns the jobs that are still held to the queue, and takes the worker's name off the list. Blocks.
+    /// Returns the jobs that are still held to the queue, and deletes the worker's record. Blocks.
     pub fn leave(self) {
         let held: Vec<String> = lock(&self.tickets.held).keys().cloned().collect();
         for id in held {
@@ -141,7 +141,7 @@ impl FleetWorker {
         let _ = self.tickets.link.wait(async move { link.delete(&key).await });
     }
 
-    /// Follows the records: jobs that are cancelled or taken away, and new ones.
+    /// Follows the records: jobs that are cancelled or taken over by another worker, and new ones.
     fn follow(&self, replica: &Arc<Replica>, wishes: &Arc<Wishes>) {
         let link = &self.tickets.link;
         let (tickets, server, waking) =
@@ -226,7 +226,7 @@ impl FleetWorker {
     }
 }
 
-/// Does what a job's record asks for.
+/// Cancels a job, or stops it at a preview, if its record says so.
 fn obey(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
     if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
         live.cancel();
@@ -235,7 +235,7 @@ fn obey(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
 }
 
 impl Tickets {
-    /// Notes what this worker can run.
+    /// Updates what this worker can run.
     fn note_abilities(&self, server: &Server) {
         let models = server.catalogue.models();
         let models = models.into_iter().map(|model| (server.catalogue.model_hash(&model.name), model.name));
@@ -259,9 +259,9 @@ struct Feeder {
     in_a_row: u32,
     /// How long loading each model took here.
     load_seconds: HashMap<String, f64>,
-    /// When tickets were last pulled without a queued job in sight.
+    /// When tickets were last pulled without knowing of a queued job.
     polled: Instant,
-    /// When there was no ticket although a job was queued.
+    /// When the last pull found no ticket; `None` if it found one.
     fruitless: Option<Instant>,
 }
 
@@ -273,7 +273,7 @@ impl Feeder {
             let may_pull = self.fruitless.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
             let wanted = server.wait_for_room(Duration::from_millis(20), |free| {
                 if !free {
-                    // Ahead of time only if there is more than all workers take at once.
+                    // Claim ahead only if there are enough pending tickets for all workers.
                     let workers = self.workers() as u64;
                     return self.tickets.pending.load(SeqCst) >= workers && may_pull && self.any_queued();
                 }
@@ -296,7 +296,7 @@ impl Feeder {
         self.tickets.replica.nodes().iter().filter(|node| node.worker).count().max(1)
     }
 
-    /// Claims one job of the first model that has one, loaded models first.
+    /// Claims one job: of the last job's model if that still has its turn, else of the most urgent model.
     fn claim(&mut self, server: &Server, poll: bool) {
         let loaded = server.loaded_models().into_iter();
         self.load_seconds.extend(loaded.map(|model| (model.name, model.load_seconds)));
@@ -338,8 +338,8 @@ impl Feeder {
         }
     }
 
-    /// Whether to take jobs of a model that is not the last one: not while workers that have it loaded are faster than
-    /// loading it here.
+    /// Whether to take jobs of this model. If it is not the last job's, only if the workers that have it loaded are
+    /// busy for longer than loading it here takes.
     fn may_load(&self, model: &str) -> bool {
         if model == self.last_model || self.last_model.is_empty() {
             return true;
@@ -390,7 +390,7 @@ fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
         live.poll_preview();
     }
     server.enqueue(live);
-    // What was asked for before it was queued here.
+    // Cancellations from before it was queued here.
     let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
     if let (Some(live), Some(record)) = (server.live(&job.id), record) {
         let is_own = record.worker.as_deref() == Some(&tickets.link.id);
@@ -412,7 +412,7 @@ async fn publish(link: std::sync::Weak<Link>, mut messages: mpsc::UnboundedRecei
     }
 }
 
-/// Writes what a worker writes: the ends of its jobs, and their images.
+/// The ledger of a worker: writes the ends of its jobs, and their images.
 pub(super) struct WorkerLedger {
     tickets: Arc<Tickets>,
     store: Arc<Store>,
@@ -422,7 +422,7 @@ pub(super) struct WorkerLedger {
     server: Mutex<Option<WeakServer>>,
 }
 
-/// What no worker does.
+/// The error of what only gateways do.
 fn not_here<T>() -> Result<T> {
     Err(StoreError::Queue("a worker accepts no requests".into()))
 }
@@ -466,7 +466,7 @@ impl Ledger for Arc<WorkerLedger> {
     }
 
     fn delete_images_of(&self, job: &str) -> Result<()> {
-        // They have the names of those that another attempt makes.
+        // Another attempt replaces them: its images have the same names.
         let _ = job;
         Ok(())
     }

@@ -39,7 +39,7 @@ fn factorize(width: usize, factor: Option<usize>) -> [usize; 2] {
     [first, width / first]
 }
 
-/// The products on the way of one adapter.
+/// The intermediate products of one adapter.
 struct Products<T> {
     /// `x` as rows of `n`.
     x: T,
@@ -122,7 +122,7 @@ impl<B: TrainingBackend> AdapterSet<B> {
             let earlier = |i: usize| adapter.params[i].grad.as_ref();
             let mut gradients = vec![b.mix_rows_gradient(&dy, &products.t, lokr.outer, scale, earlier(0))?];
             let dt = b.mix_rows(&dy, value(0), true)?;
-            // The gradient by `x` as rows of `n` adds to that through the weight.
+            // The gradient with respect to `x`, as rows of `n`, adds to that through the weight.
             let flat = |dx: &B::Tensor| b.reshape(dx, [products.x.shape().rows(), n].into());
             let through = match &products.thin {
                 Some(thin) => {

@@ -219,7 +219,7 @@ fn part_rows(layer: &LayerStack) -> Vec<usize> {
     layer.iter().map(|(_, rows)| *rows).collect()
 }
 
-/// The model's traits have the model's error.
+/// Converts to the model's error, which the model's traits return.
 fn model_error(e: crate::Error) -> kiln_model::Error {
     match e {
         crate::Error::Model(e) => e,

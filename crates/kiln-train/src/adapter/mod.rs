@@ -1,7 +1,7 @@
 //! The adapters of a transformer's layers: their weights, their gradients, and what they add to a layer.
 //!
-//! One module per kind computes forth and back: `lora.rs` (also DoRA) and `lokr.rs`. Weights and names are PEFT's. Layers that the
-//! transformer stacks, such as q, k and v, have an adapter each.
+//! One module per kind has the forward and backward pass: `lora.rs` (also DoRA) and `lokr.rs`. Weights and names are
+//! PEFT's. Layers that the transformer stacks, such as q, k and v, have an adapter each.
 
 mod init;
 mod lokr;

@@ -30,7 +30,7 @@ pub(crate) fn fit(image: &RgbImage, [width, height]: Bucket) -> RgbImage {
     image.crop(i64::from((to_width - width) / 2), i64::from((to_height - height) / 2), width, height)
 }
 
-/// The same picture seen in a mirror.
+/// Mirrors a picture, left to right.
 pub(crate) fn flip(image: &RgbImage) -> RgbImage {
     let mut flipped = image.clone();
     for y in 0..image.height() {

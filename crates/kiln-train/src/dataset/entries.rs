@@ -32,7 +32,7 @@ pub struct DataOptions {
     pub reference_dropout: f32,
     /// Whether half of the examples are mirrored.
     pub flip: bool,
-    /// How often each picture counts, times its own number.
+    /// How often each picture counts, times its own repeats.
     pub repeats: usize,
     /// Whether pictures without a caption are learned without one.
     pub allow_empty_captions: bool,
@@ -41,7 +41,7 @@ pub struct DataOptions {
 }
 
 impl DataOptions {
-    /// The defaults for a model: pictures of its own size, for those that were trained on small ones.
+    /// The defaults for a model; one that was trained on small pictures gets its own size as the resolution.
     pub fn for_model(model: &Model) -> DataOptions {
         let resolutions = model.trained_sides().map(|_| vec![model.default_size as u32]);
         let defaults = DataOptions::default();

@@ -8,7 +8,7 @@ use super::items::{Item, Listing};
 use super::{CAPTIONS, PICTURES, has_extension, name_some, table};
 use crate::{Error, Result};
 
-/// Files that systems leave in folders.
+/// Files that operating systems leave in folders.
 const SYSTEM_FILES: [&str; 3] = ["thumbs.db", "desktop.ini", "ehthumbs.db"];
 
 /// Lists what is to be learned from a folder of pictures, a JSONL file or a CSV file.

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::items::Item;
 
-/// Longest ratio of the sides of a picture.
+/// Largest ratio of the sides of a picture.
 const MAX_RATIO: u32 = 8;
 
 /// Bytes of memory that decoders hold together: a small file may have many pixels, and there may be many processors.
@@ -107,7 +107,7 @@ impl DecodingMemory {
         DecodingMemory { all, free: Mutex::new(all), freed: Condvar::new() }
     }
 
-    /// Waits until so many bytes are free, and holds them while `decode` runs. What is larger than all runs alone.
+    /// Waits until `bytes` are free, and holds them while `decode` runs. One that needs more than the limit runs alone.
     fn with<T>(&self, bytes: u64, decode: impl FnOnce() -> T) -> T {
         let bytes = bytes.min(self.all);
         let mut free = lock(&self.free);

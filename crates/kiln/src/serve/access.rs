@@ -48,7 +48,7 @@ fn warn_if_readable(file: &Path) {
 #[cfg(not(unix))]
 fn warn_if_readable(_: &Path) {}
 
-/// Other machines reach the server directly, or through a proxy.
+/// Requires long enough API keys if other machines can reach the server, directly or through a proxy.
 fn check(args: &ServeArgs, keys: &[ApiKey]) -> Result<(), CliError> {
     let reason = if !args.host.is_loopback() {
         format!("listening on {}", args.host)

@@ -14,7 +14,7 @@ pub fn are_allowed(args: &ServeArgs) -> bool {
     args.allow_downloads || args.host.is_loopback()
 }
 
-/// Lists the models that have a name of their own and are complete.
+/// Lists the models that have a short name and are whole models, not components.
 pub fn models() -> Vec<DownloadableModel> {
     let installed = cache::installed(false);
     let is_installed = |repo: &str| installed.iter().any(|model| model.repo == repo && !model.incomplete);

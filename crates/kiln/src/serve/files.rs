@@ -9,7 +9,7 @@ use kiln_weights::WeightSource;
 use serde_json::Value;
 
 const EXTENSION: &str = "safetensors";
-/// Folders within folders; a link may lead back up.
+/// Deepest level of subfolders; a link may lead back up.
 const MAX_DEPTH: usize = 4;
 /// The most trigger words of a LoRA: the lists of tags that some trainers store are long.
 const MAX_TRIGGERS: usize = 8;

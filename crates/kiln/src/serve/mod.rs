@@ -117,7 +117,7 @@ fn open(config: Config, models: &Arc<ModelCatalogue>) -> Result<Server, CliError
     })
 }
 
-/// Tells where the server listens: a line, or with --json an event like all others.
+/// Prints where the server listens: a line, or with --json an event.
 fn announce(url: &str, json: bool) {
     let version = env!("CARGO_PKG_VERSION");
     if json {
@@ -138,7 +138,7 @@ pub fn workers(
     Ok(sessions(args, server)?.into_iter().map(worker).collect())
 }
 
-/// Creates what keeps the models loaded: one session for each device.
+/// Creates the sessions, which keep models loaded: one for each device.
 fn sessions(args: &GeneratorArgs, server: &Server) -> Result<Vec<Arc<Session>>, CliError> {
     let texts = if args.no_cache {
         None
@@ -160,7 +160,7 @@ fn worker(args: &GeneratorArgs, models: Arc<ModelCatalogue>, session: Arc<Sessio
     worker.cache(args.cache.or(crate::settings::get().cache))
 }
 
-/// Starts what trains LoRAs, if that is allowed.
+/// Starts the thread that trains LoRAs, if training is allowed.
 fn train(
     args: &ServeArgs,
     models: &Arc<ModelCatalogue>,
@@ -177,7 +177,7 @@ fn train(
     Ok(Some(training.map_err(|error| CliError::new(format!("can't use the folder of trainings: {error}")))?))
 }
 
-/// Checks that the models of --preload and --model-alias are there.
+/// Checks that the models of --preload and --model-alias exist.
 pub fn check_names(
     args: &GeneratorArgs,
     aliases: &[(String, String)],
@@ -245,7 +245,7 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
     })
 }
 
-/// The part of the configuration that a worker has, too.
+/// The part of the configuration that servers and workers share.
 pub fn generator_config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config, CliError> {
     Ok(Config {
         embed_recipes: !args.no_recipe,

@@ -10,8 +10,8 @@ use kiln_server::Server;
 use super::catalogue::ModelCatalogue;
 use crate::args::ServeArgs;
 
-/// A future that ends with Ctrl-C, or some time after SIGTERM: until then the server answers, but takes no jobs. The
-/// second signal ends the process at once.
+/// A future that ends at Ctrl-C, or `linger` after SIGTERM: meanwhile the server answers, but takes no jobs. A second
+/// signal ends the process at once.
 #[cfg(unix)]
 pub fn stop(server: Server, linger: Duration) -> impl Future<Output = ()> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -35,7 +35,7 @@ pub fn stop(server: Server, linger: Duration) -> impl Future<Output = ()> {
     }
 }
 
-/// A future that ends with Ctrl-C. The second one ends the process at once.
+/// A future that ends at Ctrl-C. A second one ends the process at once.
 #[cfg(not(unix))]
 pub async fn stop(_: Server, _: Duration) {
     let _ = tokio::signal::ctrl_c().await;
@@ -45,8 +45,8 @@ pub async fn stop(_: Server, _: Duration) {
     });
 }
 
-/// Reads the API keys, of a server with an API, and the list of models again at every SIGHUP; each model's files are opened again when it is next
-/// used.
+/// Reads the list of models again at every SIGHUP, and the API keys of a server with an API; each model's files are
+/// opened again when it is next used.
 #[cfg(unix)]
 pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: Option<ServeArgs>) {
     use tokio::signal::unix::{SignalKind, signal};

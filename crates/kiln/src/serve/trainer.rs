@@ -28,7 +28,7 @@ use watcher::ServerWatcher;
 const LORA: &str = "lora.safetensors";
 /// The folder of encoded pictures in a training's folder.
 const CACHE: &str = "cache";
-/// What a small model such as Ember learns from: high noise levels, where colours and outlines are decided.
+/// Noise levels for a small model such as Ember: high ones, where colours and outlines are decided.
 const SMALL_MODEL_SIGMAS: &str = "1,0.95,0.9,0.8,0.7,0.5,0.3";
 
 /// Trains with the engine, on the device of the image jobs.

@@ -1,7 +1,7 @@
-//! Inputs and images of a fleet, with a copy of those in use in a folder of this machine.
+//! Inputs and images of a fleet, with local copies of those in use.
 //!
-//! Every file is named by the SHA-256 of its content: one that is stored twice is stored once, and one whose content is not
-//! what its name says is refused.
+//! Every file is named by the SHA-256 of its content: equal files are stored once, and one whose content does not match
+//! its name is refused.
 
 mod nats;
 #[cfg(feature = "s3")]
@@ -22,14 +22,14 @@ use self::storage::{Content, Storage};
 use super::link::{FleetError, Link, Result};
 use crate::store::{FileKind, Files, Store, StoreError};
 
-/// Bytes of the copies on this machine; the oldest go first.
+/// Most bytes of local copies; the oldest are deleted first.
 const CACHE: u64 = 2 << 30;
-/// How long a file may take to arrive or leave, tries included.
+/// How long a transfer may take, retries included.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The files of a fleet without their copies on this machine.
+/// The files of a fleet, without the local copies.
 #[derive(Clone)]
 pub(super) struct StoredFiles {
     link: Arc<Link>,
@@ -37,8 +37,8 @@ pub(super) struct StoredFiles {
 }
 
 impl StoredFiles {
-    /// Deletes the files that no record names and that are old: those of workers that were gone before they wrote the
-    /// record. A file that is stored again is young again.
+    /// Deletes old files that no record names: those of workers that died before they wrote the record. Storing a file
+    /// again resets its age.
     pub(super) fn delete_orphans(&self, known: impl FnOnce() -> Result<HashSet<String>>) -> Result<()> {
         let storage = Arc::clone(&self.storage);
         let listing = async move { patiently("listing files", || storage.list()).await };
@@ -48,7 +48,7 @@ impl StoredFiles {
         if old.is_empty() {
             return Ok(());
         }
-        // Read after the list: what was recorded before a file got old is in it.
+        // Read after the listing, so that it has every record that was written before a file got old.
         let known = known()?;
         for object in old.iter().filter(|object| !known.contains(&object.name)) {
             tracing::info!(file = object.name, "deleting a file that belongs to nothing");
@@ -57,7 +57,7 @@ impl StoredFiles {
         Ok(())
     }
 
-    /// Deletes a stored file; one that can't be deleted now is an orphan.
+    /// Deletes a stored file; one that can't be deleted now becomes an orphan.
     fn delete(&self, object: String) {
         let storage = Arc::clone(&self.storage);
         self.link.handle().spawn(async move {
@@ -72,7 +72,7 @@ impl StoredFiles {
 #[derive(Clone)]
 pub(super) struct Objects {
     pub(super) stored: StoredFiles,
-    /// Holds the copies.
+    /// Holds the local copies.
     store: Arc<Store>,
     fetched: Arc<AtomicU32>,
 }
@@ -93,7 +93,7 @@ impl Objects {
         }
     }
 
-    /// Fetches a file; `None` if there is none with this name, or if its content is not what its name says.
+    /// Fetches a file; `None` if there is none with this name, or if its content does not match the name.
     pub(super) fn fetch(&self, kind: FileKind, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(hash) = hash_of(name) else { return Ok(None) };
         let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
@@ -108,7 +108,7 @@ impl Objects {
         }
     }
 
-    /// Deletes the oldest copies beyond the limit, every now and then.
+    /// Deletes the oldest local copies beyond the limit, in one of 64 calls.
     fn trim(&self) {
         if !self.fetched.fetch_add(1, Relaxed).is_multiple_of(64) {
             return;
@@ -135,12 +135,12 @@ impl Objects {
     }
 }
 
-/// The hash that names a file. By ring: without instructions for SHA-256 that takes a third less time than by `sha2`.
+/// The hash that names a file. On CPUs without SHA-256 instructions, `ring` takes a third less time than `sha2`.
 fn content_hash(bytes: &[u8]) -> ring::digest::Digest {
     ring::digest::digest(&ring::digest::SHA256, bytes)
 }
 
-/// The hash in a file's name: 64 digits, and an extension or none.
+/// The hash in a file's name: 64 hex digits, and an optional extension.
 fn hash_of(name: &str) -> Option<[u8; 32]> {
     let (digits, extension) = name.split_once('.').unwrap_or((name, ""));
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

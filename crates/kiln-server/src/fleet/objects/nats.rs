@@ -21,7 +21,7 @@ use super::storage::{Content, StoredObject, age};
 use crate::fleet::link::{Link, Result, failed};
 use crate::server::random_bytes;
 
-/// Bytes of a message. Few and large ones are faster; the servers refuse more than a MiB.
+/// Bytes of a message. Few large ones are faster; by default servers refuse more than 1 MiB.
 const CHUNK: usize = 512 << 10;
 
 /// The object store of a fleet.
@@ -71,7 +71,7 @@ impl NatsFiles {
         Ok(Content::checked(bytes, hash))
     }
 
-    /// Stores a file, unless it has been there for less than `fresh`: it is named by its content.
+    /// Stores a file, unless it was stored less than `fresh` ago: files are named by their content.
     pub(super) async fn put(
         &self,
         name: &str,
@@ -89,7 +89,7 @@ impl NatsFiles {
         self.store.put(metadata, &mut &*bytes).await.map(|_| ()).map_err(|error| error.to_string())
     }
 
-    /// Stores a new file as [`ObjectStore::put`] does, in less time: the digest is known, and the chunks are sent without
+    /// Stores a new file as [`ObjectStore::put`] does, but faster: the digest is known, and chunks are sent without
     /// waiting for each other.
     async fn put_new(&self, name: &str, hash: &[u8; 32], bytes: Bytes) -> std::result::Result<(), String> {
         let id = hex(random_bytes::<11>());

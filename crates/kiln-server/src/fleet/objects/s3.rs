@@ -1,4 +1,4 @@
-//! A bucket of an S3-compatible service, by the crate `object_store` over this server's own HTTP client.
+//! A bucket of an S3-compatible service, through the crate `object_store` with this server's own HTTP client.
 
 use std::io::Error as IoError;
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ use crate::fleet::link::{FleetError, Result};
 
 /// How long a request may take.
 const TIMEOUT: Duration = Duration::from_secs(9);
-/// Most bytes of an answer.
+/// Largest response, in bytes.
 const MAX_ANSWER: u64 = 1 << 30;
 
 /// A bucket, or a folder in one.
@@ -30,7 +30,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Reads the configuration; asks nobody.
+    /// Reads the configuration; sends no request.
     pub(super) fn open(config: &S3Config) -> Result<Bucket> {
         let S3Config { url, settings } = config;
         let invalid = |reason: String| FleetError(format!("`{url}` can't hold files: {reason}"));

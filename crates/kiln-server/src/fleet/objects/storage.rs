@@ -15,7 +15,7 @@ use crate::server::random_bytes;
 
 /// The key of [`FilesRecord`].
 const RECORD: &str = "fleet.files";
-/// The object that tells whose files a bucket holds.
+/// The object that names the fleet whose files a bucket holds.
 #[cfg(feature = "s3")]
 const OWNER: &str = "fleet";
 
@@ -23,7 +23,7 @@ const OWNER: &str = "fleet";
 #[derive(Debug, Serialize, Deserialize)]
 struct FilesRecord {
     storage: String,
-    /// Tells the fleet from others that use the same bucket.
+    /// The fleet's id: tells it apart from others that use the same bucket.
     fleet: String,
 }
 
@@ -32,12 +32,12 @@ struct FilesRecord {
 pub struct S3Config {
     /// `s3://BUCKET`, or `s3://BUCKET/PREFIX`.
     pub url: String,
-    /// Settings by the names of the AWS tools' variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`.
+    /// Settings under the names of the AWS tools' variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`.
     pub settings: Vec<(String, String)>,
 }
 
 impl S3Config {
-    /// A bucket with the settings of the environment.
+    /// A bucket with the settings from the environment.
     pub fn from_env(url: &str) -> S3Config {
         let is_setting = |(name, _): &(String, String)| name.starts_with("AWS_");
         let variables = std::env::vars_os()
@@ -49,7 +49,7 @@ impl S3Config {
 /// What a file holds.
 pub(super) enum Content {
     Missing,
-    /// Not what its name says.
+    /// It does not match the hash in its name.
     Wrong,
     Right(Vec<u8>),
 }
@@ -67,7 +67,7 @@ pub(super) struct StoredObject {
     pub(super) age: Duration,
 }
 
-/// The files of a fleet. Errors are texts: whatever they are, the call is tried again.
+/// The files of a fleet. Errors are strings: the caller retries whatever they are.
 pub(super) enum Storage {
     Nats(Box<NatsFiles>),
     #[cfg(feature = "s3")]
@@ -89,7 +89,7 @@ impl Storage {
             };
             bucket.check().await.map_err(unusable)?;
             let fleet = agree(link, config.url.trim_end_matches('/')).await?;
-            // What no record names is deleted: two fleets with one bucket would delete each other's files.
+            // Files that no record names are deleted: two fleets with one bucket would delete each other's files.
             match bucket.get(OWNER).await.map_err(unusable)? {
                 None => bucket.put(OWNER, fleet.into()).await.map_err(unusable)?,
                 Some(owner) if owner == fleet.as_bytes() => {}
@@ -120,7 +120,7 @@ impl Storage {
         }
     }
 
-    /// Stores a file. One that has been there for less than `fresh` may stay as it is: it is named by its content.
+    /// Stores a file. One that was stored less than `fresh` ago may stay as it is: files are named by their content.
     pub(super) async fn put(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Tells the server how a training goes, and makes way for image jobs between its steps.
+//! Reports a training's progress to the server, and makes way for image jobs between its steps.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use kiln_train::{EncodingStage, JobWatcher, Result, Sampler, Status, Watcher};
 
 use crate::serve::turn::DeviceTurn;
 
-/// The turn on the device, as long as this lives.
+/// A training's turn on the device, until it is dropped.
 pub struct Turn<'t> {
     turn: &'t DeviceTurn,
     progress: &'t TrainingProgress,
@@ -44,7 +44,7 @@ pub struct ServerWatcher<'t> {
     pub turn: Turn<'t>,
     /// Generates samples, if they are asked for.
     pub sampler: Option<Sampler>,
-    /// Whether the training ends for image jobs, because the memory does not hold both; else it waits.
+    /// Whether the training stops for image jobs, because the memory can't hold both; else it pauses.
     pub releases_memory: bool,
 }
 
@@ -77,7 +77,7 @@ impl Watcher for ServerWatcher<'_> {
         };
         match sampler.sample(Some(lora), step) {
             Ok(_) => self.progress.sampled(),
-            // Not worth the training.
+            // Failed samples don't stop the training.
             Err(error) => self.progress.note(&format!("the samples of step {step} failed: {error}")),
         }
         Ok(())
