@@ -68,11 +68,11 @@ pub(crate) struct LoadedModel {
 }
 
 /// The right to use a model's session.
-pub(crate) struct Turn<'a>(&'a LoadedModel);
+pub(crate) struct ModelGuard<'a>(&'a LoadedModel);
 
 impl LoadedModel {
     /// Waits until no other call uses the session, or until the call is cancelled.
-    pub fn turn(&self, sink: &CallSink) -> Result<Turn<'_>, Failure> {
+    pub fn turn(&self, sink: &CallSink) -> Result<ModelGuard<'_>, Failure> {
         let mut told = false;
         while !self.try_turn() {
             if !std::mem::replace(&mut told, true) {
@@ -82,7 +82,7 @@ impl LoadedModel {
                 return Err(Failure::cancelled());
             }
         }
-        Ok(Turn(self))
+        Ok(ModelGuard(self))
     }
 
     /// Waits a moment for the turn; returns whether it is ours.
@@ -95,7 +95,7 @@ impl LoadedModel {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ModelGuard<'_> {
     fn drop(&mut self) {
         *lock(&self.0.busy) = false;
         self.0.free.notify_one();

@@ -167,7 +167,7 @@ impl Download<'_> {
             on_progress(*have)?;
             if progress.has_stalled(*have) && *have < self.file.size {
                 let seconds = self.settings.timeout.as_secs_f64();
-                let reason = format!("it stalled: less than {MIN_PROGRESS} bytes in {seconds} s");
+                let reason = format!("it stalled: fewer than {MIN_PROGRESS} bytes in {seconds} s");
                 return Ok(Attempt::Broken { received: 0, reason });
             }
         }

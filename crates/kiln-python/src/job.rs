@@ -15,7 +15,7 @@ use crate::errors::{self, Kind};
 use crate::inputs::tensor_from;
 use crate::output::Image;
 use crate::shutdown::Running;
-use crate::sink::{JobSink, Message, Reply, Wanted};
+use crate::sink::{JobSink, Message, Reply, Subscriptions};
 
 /// How often to check for Python's signals.
 const SIGNALS: Duration = Duration::from_millis(30);
@@ -33,7 +33,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts a job.
-    pub fn start(session: Arc<Session>, plan: Plan, wanted: Wanted) -> std::io::Result<Job> {
+    pub fn start(session: Arc<Session>, plan: Plan, wanted: Subscriptions) -> std::io::Result<Job> {
         let (sender, messages) = channel();
         let cancel = Arc::new(AtomicBool::new(false));
         let sink = Arc::new(JobSink::new(sender, Arc::clone(&cancel), &plan, wanted));

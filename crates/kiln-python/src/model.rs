@@ -15,7 +15,7 @@ use crate::array::Array;
 use crate::errors::{self, Kind};
 use crate::inputs::{Inputs, tensor_from};
 use crate::job::{Job, describe};
-use crate::sink::Wanted;
+use crate::sink::Subscriptions;
 use crate::{settings, wait};
 
 /// Images per batch, as on the command line.
@@ -150,7 +150,7 @@ impl Model {
         steps: bool,
     ) -> PyResult<Job> {
         let (plan, session) = self.resolve(py, request, images, tensors)?;
-        Ok(Job::start(session, plan, Wanted { progress, previews, steps })?)
+        Ok(Job::start(session, plan, Subscriptions { progress, previews, steps })?)
     }
 
     /// Checks a request and fills in its defaults: sizes, steps and notes.

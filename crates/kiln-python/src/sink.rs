@@ -28,7 +28,7 @@ pub(crate) enum Message {
 
 /// Which messages Python wants.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct Subscriptions {
     pub progress: bool,
     pub previews: bool,
     pub steps: bool,
@@ -38,12 +38,17 @@ pub(crate) struct Wanted {
 pub(crate) struct JobSink {
     messages: Mutex<Sender<Message>>,
     cancel: Arc<AtomicBool>,
-    wanted: Wanted,
+    wanted: Subscriptions,
     tracker: Mutex<ProgressTracker>,
 }
 
 impl JobSink {
-    pub fn new(messages: Sender<Message>, cancel: Arc<AtomicBool>, plan: &Plan, wanted: Wanted) -> JobSink {
+    pub fn new(
+        messages: Sender<Message>,
+        cancel: Arc<AtomicBool>,
+        plan: &Plan,
+        wanted: Subscriptions,
+    ) -> JobSink {
         let tracker = Mutex::new(ProgressTracker::new(plan));
         JobSink { messages: Mutex::new(messages), cancel, wanted, tracker }
     }

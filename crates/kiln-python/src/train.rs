@@ -9,7 +9,7 @@ use kiln_tensor::DType;
 use kiln_train::dataset::{DataOptions, Dataset, list};
 use kiln_train::{
     Cache, EncodingStage, Error, JobWatcher, LoraFormat, Optimizer, Outcome, RunFiles, RunOptions, Status,
-    TrainJob, TrainSettings, Watcher, check_variant, on_gpu_if_any,
+    TrainJob, TrainSettings, Watcher, check_variant, with_default_device,
 };
 use kiln_weights::LoraNaming;
 use pyo3::prelude::*;
@@ -58,7 +58,7 @@ pub(crate) fn train(
     vram_limit: Option<u64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
-    let machine = on_gpu_if_any(settings::read(py, device, dtype, threads, vram_limit)?);
+    let machine = with_default_device(settings::read(py, device, dtype, threads, vram_limit)?);
     let options: Options = serde_json::from_str(options)
         .map_err(|error| errors::request(py, format!("invalid options of a training: {error}")))?;
     let opened = py.detach(|| ModelFolders::from_env().resolve(Some(&model))?.open());
@@ -88,7 +88,7 @@ pub(crate) fn train(
     let summary = serde_json::json!({
         "output": output,
         "steps": outcome.step,
-        "changes_nothing": outcome.norms.is_nothing(),
+        "changes_nothing": outcome.norms.is_zero(),
     });
     Ok(summary.to_string())
 }
@@ -124,12 +124,12 @@ fn run(
         Error::Settings(format!("optimizer must be one of {names}, found {:?}", options.optimizer))
     })?;
     let mut settings: TrainSettings =
-        overlaid(serde_json::to_value(TrainSettings::for_machine(model, machine)), &options.settings)?;
+        with_defaults(serde_json::to_value(TrainSettings::for_machine(model, machine)), &options.settings)?;
     settings.optimizer = optimizer;
     settings.learning_rate.peak = options.lr.unwrap_or_else(|| optimizer.usual_rate());
     settings.checkpointing = options.checkpointing == Some(true);
-    let how: DataOptions = overlaid(serde_json::to_value(DataOptions::for_model(model)), &options.data)?;
-    let no_cache = || Error::data("there is no cache folder for encoded pictures").hint("set KILN_CACHE");
+    let how: DataOptions = with_defaults(serde_json::to_value(DataOptions::for_model(model)), &options.data)?;
+    let no_cache = || Error::data("there is no cache folder for encoded pictures").hint("set KILN_CACHE_DIR");
     let cache = user_cache::folder().ok_or_else(no_cache)?.join("train");
     let format = LoraFormat { naming, dtype, trigger: how.trigger.clone() };
     let data = Dataset::new(list(data)?, how, &Cache::new(&cache))?;
@@ -158,7 +158,7 @@ fn run(
 }
 
 /// Defaults with some values replaced; an unknown name is an error.
-fn overlaid<T: DeserializeOwned>(
+fn with_defaults<T: DeserializeOwned>(
     defaults: serde_json::Result<Value>,
     given: &Map<String, Value>,
 ) -> kiln_train::Result<T> {

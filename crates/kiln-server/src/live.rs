@@ -83,12 +83,12 @@ pub(crate) struct LiveJob {
     last_preview_poll: AtomicI64,
     snapshot: watch::Sender<JobSnapshot>,
     /// Hears what watchers want, if another process generates the job.
-    remote: OnceLock<Box<dyn Fn(Wish) + Send + Sync>>,
+    remote: OnceLock<Box<dyn Fn(WatchRequest) + Send + Sync>>,
 }
 
 /// What watchers want of a job that another process generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum WatchRequest {
     Previews,
     StopAtPreview,
 }
@@ -157,7 +157,7 @@ impl LiveJob {
         let in_steps = self.snapshot.borrow().progress.phase == Phase::Steps;
         self.stop_with_preview.fetch_or(in_steps, SeqCst);
         if in_steps {
-            self.wish(Wish::StopAtPreview);
+            self.send(WatchRequest::StopAtPreview);
         }
         in_steps
     }
@@ -179,25 +179,25 @@ impl LiveJob {
     /// Requests previews as long as the guard lives.
     pub(crate) fn watch_previews(self: &Arc<Self>) -> PreviewGuard {
         self.preview_watchers.fetch_add(1, SeqCst);
-        self.wish(Wish::Previews);
+        self.send(WatchRequest::Previews);
         PreviewGuard(Arc::clone(self))
     }
 
     /// Requests previews for the next seconds, for clients that poll.
     pub(crate) fn poll_preview(&self) {
         self.last_preview_poll.store(now(), SeqCst);
-        self.wish(Wish::Previews);
+        self.send(WatchRequest::Previews);
     }
 
-    /// Another process generates the job: `tell` passes wishes on.
+    /// Another process generates the job: `tell` passes requests for previews on.
     #[cfg(feature = "fleet")]
-    pub(crate) fn set_remote(&self, tell: impl Fn(Wish) + Send + Sync + 'static) {
+    pub(crate) fn set_remote(&self, tell: impl Fn(WatchRequest) + Send + Sync + 'static) {
         let _ = self.remote.set(Box::new(tell));
     }
 
-    fn wish(&self, wish: Wish) {
+    fn send(&self, request: WatchRequest) {
         if let Some(tell) = self.remote.get() {
-            tell(wish);
+            tell(request);
         }
     }
 

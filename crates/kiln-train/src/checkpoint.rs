@@ -52,7 +52,7 @@ fn differing_field(name: &str, now: &serde_json::Value, then: &serde_json::Value
         }),
         _ if now == then => None,
         _ => Some(match name {
-            "base_fingerprint" => "the base model is another one".to_owned(),
+            "base_fingerprint" => "the base model differs".to_owned(),
             "data" => "the pictures, captions or their options have changed".to_owned(),
             _ => format!("`{}` was {then} and is {now}", name.trim_start_matches("settings.")),
         }),
@@ -85,7 +85,7 @@ pub fn load_state(path: &Path, record: &RunRecord) -> Result<TrainerState> {
     if let Some(difference) = record.difference(&saved) {
         let what = format!("`{}` can't be resumed: {difference}", path.display());
         return Err(Error::data(what)
-            .hint("resume with the same model, pictures and options, or start anew with --overwrite"));
+            .hint("resume with the same model, pictures and options, or start over with --overwrite"));
     }
     let mut tensors = BTreeMap::new();
     for name in source.names() {

@@ -9,7 +9,7 @@ const EXPLODED: f64 = 3.0;
 /// Steps before the smoothed loss is judged.
 const WARM_UP: u64 = 40;
 
-pub(crate) const TRY: &str = "try a lower --lr (a third), a longer --warmup, or --dtype f32; continue from a checkpoint of before with \
+pub(crate) const DIVERGED_HINT: &str = "try a lower --lr (a third), a longer --warmup, or --dtype f32; continue from an earlier checkpoint with \
                    --resume";
 
 /// The smoothed loss.
@@ -25,7 +25,7 @@ pub struct LossGuard {
 impl LossGuard {
     /// Adds a step, and returns the smoothed loss. An error stops the training: what happened, and what to try.
     pub fn add(&mut self, report: &StepReport) -> Result<f32> {
-        let stop = |what: String| Err(Error::Diverged { what, hint: TRY.into() });
+        let stop = |what: String| Err(Error::Diverged { what, hint: DIVERGED_HINT.into() });
         if !report.loss.is_finite() || !report.grad_norm.is_finite() {
             let what = if report.loss.is_finite() { "the gradient" } else { "the loss" };
             return stop(format!("{what} of step {} is not a number", report.step));

@@ -54,7 +54,7 @@ pub struct TrainJob {
     pub resume: bool,
     /// Whether a new training may replace the files.
     pub overwrite: bool,
-    /// The device and its settings, as from [`on_gpu_if_any`].
+    /// The device and its settings, as from [`with_default_device`].
     pub machine: Settings,
 }
 
@@ -95,7 +95,7 @@ impl TrainJob {
 }
 
 /// `settings` with a device: the first GPU if there is one and none is named, else the CPU.
-pub fn on_gpu_if_any(mut settings: Settings) -> Settings {
+pub fn with_default_device(mut settings: Settings) -> Settings {
     if settings.device == Device::Auto {
         settings.device = if probe_gpus().usable { Device::Cuda(0) } else { Device::Cpu };
     }
@@ -137,7 +137,7 @@ pub fn check_variant(model: &Model) -> Result<()> {
             "if it is a base model, say so with --variant base; else train on one (klein-base-4b, klein-base-9b)"
         }
     };
-    Err(Error::data(what).hint(format!("{hint}; --distilled-anyway trains it nevertheless")))
+    Err(Error::data(what).hint(format!("{hint}; --distilled-anyway trains it anyway")))
 }
 
 impl TrainingVisitor for RunningJob<'_> {
@@ -201,7 +201,7 @@ impl TrainingVisitor for RunningJob<'_> {
             let examples = examples.collect::<Result<Vec<Example>>>()?;
             noise.prepare(step, &examples.chunks(batch).collect::<Vec<_>>())
         };
-        let outcome = run(&mut trainer, &mut batches, &files, &record, &options, &mut Upcast(watcher))?;
+        let outcome = run(&mut trainer, &mut batches, &files, &record, &options, &mut StepWatcher(watcher))?;
         if !outcome.cancelled {
             let (after, last) = (fixed_loss(&mut trainer, &probes)?, outcome.step);
             watcher.note(&format!(
@@ -255,9 +255,9 @@ fn fixed_loss<B: TrainingBackend>(trainer: &mut Trainer<B>, probes: &[Example]) 
 }
 
 /// Adapts a job's watcher to one of its steps.
-struct Upcast<'w>(&'w mut dyn JobWatcher);
+struct StepWatcher<'w>(&'w mut dyn JobWatcher);
 
-impl Watcher for Upcast<'_> {
+impl Watcher for StepWatcher<'_> {
     fn stepped(&mut self, status: &Status) {
         self.0.stepped(status);
     }

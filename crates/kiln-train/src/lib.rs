@@ -39,7 +39,7 @@ pub use encode::{Encoders, EncodingProgress, EncodingStage};
 pub use error::{Error, Result};
 pub use estimate::CostEstimate;
 pub use example::{Example, ReferenceLatents};
-pub use job::{JobWatcher, TrainJob, check_variant, on_gpu_if_any};
+pub use job::{JobWatcher, TrainJob, check_variant, with_default_device};
 pub use log::{Log, LogLine};
 pub use norms::UpdateNorms;
 pub use objective::{NoisyExample, PreparedExample};

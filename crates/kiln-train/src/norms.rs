@@ -27,7 +27,7 @@ impl UpdateNorms {
     }
 
     /// Whether the adapter changes nothing.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_zero(&self) -> bool {
         self.groups.values().all(|norm| *norm < NOTHING)
     }
 }
@@ -136,7 +136,7 @@ mod tests {
         close("double blocks attention", square.sqrt());
         close("double blocks MLP", 0.0);
         close("single blocks out", 5.0 * square.sqrt());
-        assert!(!norms.is_nothing());
-        assert!(UpdateNorms::new(&modules[1..2]).unwrap().is_nothing());
+        assert!(!norms.is_zero());
+        assert!(UpdateNorms::new(&modules[1..2]).unwrap().is_zero());
     }
 }

@@ -114,7 +114,7 @@ impl<B: TrainingBackend> OptimizerState<B> {
             (Moments::Prodigy(moments, distance), settings @ Optimizer::Prodigy { .. }) => {
                 return prodigy(b, params, moments, distance, settings, lr, step, grad_scale);
             }
-            _ => return Err(Error::State("the optimizer's state is another optimizer's".into())),
+            _ => return Err(Error::State("the saved state is that of another optimizer".into())),
         }
         Ok(lr)
     }
@@ -230,7 +230,7 @@ fn prodigy<B: TrainingBackend>(
     grad_scale: f32,
 ) -> Result<f32> {
     let Optimizer::Prodigy { betas: [beta1, beta2], eps, weight_decay, d0, d_coef } = settings else {
-        return Err(Error::State("the optimizer's state is another optimizer's".into()));
+        return Err(Error::State("the saved state is that of another optimizer".into()));
     };
     let beta3 = beta2.sqrt();
     let (d, d0) = (distance.d, f64::from(d0));

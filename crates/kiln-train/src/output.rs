@@ -51,7 +51,7 @@ impl RunFiles {
             }
             if has_state {
                 let what = format!("`{}` has the state of an unfinished training", self.folder.display());
-                let hint = "continue it with --resume, start anew with --overwrite, or choose another -o";
+                let hint = "continue it with --resume, start over with --overwrite, or choose another -o";
                 return Err(Error::data(what).hint(hint));
             }
         }

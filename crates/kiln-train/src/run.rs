@@ -167,7 +167,7 @@ fn not_finite(error: Error) -> Error {
     match error {
         Error::NotFinite { what, step } => Error::Diverged {
             what: format!("{what} of step {step} is not a number"),
-            hint: crate::guard::TRY.into(),
+            hint: crate::guard::DIVERGED_HINT.into(),
         },
         error => error,
     }
@@ -311,7 +311,7 @@ mod tests {
         let mut watcher = Recorder::default();
         let (outcome, _) = train(&whole, START, &mut watcher);
         assert_eq!((watcher.steps.len(), watcher.samples), (10, vec![3, 6, 9, 10]));
-        assert!(!outcome.unwrap().norms.is_nothing());
+        assert!(!outcome.unwrap().norms.is_zero());
         // Killed in step 7, after the state of step 4 was saved.
         let killed = RunFiles::new(&folder.path().join("killed.safetensors"));
         let (outcome, _) = train(&killed, Toy { fails_at: Some(7), ..START }, &mut Recorder::default());

@@ -138,7 +138,7 @@ impl SourceModel {
         let Some(model) = model else {
             let what = match folder {
                 Some(_) => "has no `model_index.json`, which a model folder needs",
-                None if input.is_dir() => "is no folder of a whole model",
+                None if input.is_dir() => "is not the folder of a whole model",
                 None => "is a file, expected a model folder",
             };
             return Err(Error::missing(

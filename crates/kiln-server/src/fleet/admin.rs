@@ -111,11 +111,11 @@ impl QueueAdmin {
 
     /// The dead letters, oldest first.
     pub fn dead(&self) -> Result<Vec<FleetJob>> {
-        let letters = self.letters()?;
+        let letters = self.dead_letters()?;
         Ok(letters.iter().map(|(_, job)| FleetJob::from(job)).collect())
     }
 
-    fn letters(&self) -> Result<Vec<(u64, JobRecord)>> {
+    fn dead_letters(&self) -> Result<Vec<(u64, JobRecord)>> {
         let link = Arc::clone(&self.link);
         self.link.wait(async move {
             let failed = |error: &dyn std::fmt::Display| FleetError(format!("reading dead letters: {error}"));
@@ -158,7 +158,7 @@ impl QueueAdmin {
             (job.kills, job.failures, job.cancel, job.stop_at_preview) = (0, 0, false, false);
             (job.error, job.finished) = (None, None);
             job.failed_on.clear();
-            job.history.push("tried again by the operator".into());
+            job.history.push("retried by the operator".into());
             // The ticket first: there are never fewer tickets than unfinished jobs.
             let ticket = serde_json::to_vec(&job).unwrap_or_default();
             let message = format!("{}-retry-{}", job.id, entry.revision);
@@ -173,7 +173,7 @@ impl QueueAdmin {
 
     /// Deletes the dead letters of a job, or all of them; returns their number.
     pub fn purge_dead(&self, id: Option<&str>) -> Result<usize> {
-        let letters = self.letters()?;
+        let letters = self.dead_letters()?;
         let chosen = letters.iter().filter(|(_, job)| id.is_none_or(|id| job.id == id));
         let sequences: Vec<u64> = chosen.map(|(sequence, _)| *sequence).collect();
         let (link, count) = (Arc::clone(&self.link), sequences.len());

@@ -11,7 +11,7 @@ use super::FleetConfig;
 use super::announce::Announcer;
 use super::catalogue::FleetCatalogue;
 use super::housekeeping::Housekeeper;
-use super::link::{FleetError, Link, Written, is_present};
+use super::link::{FleetError, Link, WriteOutcome, is_present};
 use super::mirror;
 use super::objects::Objects;
 use super::records::{InputRecord, JobRecord, MarkRecord};
@@ -110,7 +110,7 @@ pub(super) async fn change_job(
         if !change(&mut record) {
             return Ok(None);
         }
-        if let Written::Revision(revision) = link.update(&key, &record, entry.revision).await? {
+        if let WriteOutcome::Revision(revision) = link.update(&key, &record, entry.revision).await? {
             return Ok(Some(revision));
         }
     }
@@ -145,12 +145,12 @@ impl Ledger for GatewayLedger {
             // From here on the job is accepted, whatever happens to this process.
             record.sequence = link.publish(link.ticket_subject(&record.model), &record.id, ticket).await?;
             match link.create(&name, &record).await? {
-                Written::Revision(revision) => Ok(Ok(revision)),
+                WriteOutcome::Revision(revision) => Ok(Ok(revision)),
                 // A worker was faster, or another gateway got the same key.
-                Written::Conflict => match link.entry(&name).await? {
+                WriteOutcome::Conflict => match link.entry(&name).await? {
                     Some(entry) if keyed => Ok(Err(entry)),
                     Some(entry) => Ok(Ok(entry.revision)),
-                    None => Err(FleetError("a new record is gone".into())),
+                    None => Err(FleetError("the record disappeared after it was created".into())),
                 },
             }
         })??;
@@ -318,10 +318,10 @@ impl Ledger for GatewayLedger {
         };
         gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
         gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight as f64);
-        gauge("kiln_workers", "Workers that are there.", f64::from(count));
+        gauge("kiln_workers", "Live workers.", f64::from(count));
         gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
         if let Ok(Ok(dead)) = dead {
-            gauge("kiln_dead_letters", "Jobs that were given up.", dead as f64);
+            gauge("kiln_dead_letters", "Dead letters.", dead as f64);
         }
     }
 }

@@ -50,10 +50,7 @@ impl Housekeeper {
         }
         if self.swept.is_none_or(|swept| swept.elapsed() >= ORPHANS) {
             self.swept = Some(Instant::now());
-            report(
-                self.delete_orphans(server).map_err(StoreError::from),
-                "delete files that belong to nothing",
-            );
+            report(self.delete_orphans(server).map_err(StoreError::from), "delete orphaned files");
         }
     }
 

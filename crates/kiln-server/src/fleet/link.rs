@@ -38,7 +38,7 @@ pub(super) fn failed(what: &str) -> impl Fn(&dyn std::fmt::Display) -> FleetErro
 }
 
 /// How long a call is retried while the servers can't be reached.
-const PATIENCE: Duration = Duration::from_secs(25);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(25);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(4);
 /// Repeated submissions within this time are one job, whatever became of the answers.
@@ -48,7 +48,7 @@ const DEAD_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The outcome of a compare-and-set write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum WriteOutcome {
     /// It is stored as this revision.
     Revision(u64),
     /// The record has changed, or exists already.
@@ -171,12 +171,12 @@ impl Link {
     }
 
     /// Creates a record.
-    pub(super) async fn create(&self, key: &str, value: &impl Serialize) -> Result<Written> {
+    pub(super) async fn create(&self, key: &str, value: &impl Serialize) -> Result<WriteOutcome> {
         let value = json(value);
         retry("creating a record", || async {
             match self.state.create(key, value.clone()).await {
-                Ok(revision) => Ok(Written::Revision(revision)),
-                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(Written::Conflict),
+                Ok(revision) => Ok(WriteOutcome::Revision(revision)),
+                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(WriteOutcome::Conflict),
                 Err(error) => Err(Failure::retry(error)),
             }
         })
@@ -184,12 +184,19 @@ impl Link {
     }
 
     /// Changes a record that has this revision. A write whose answer was lost may be reported as a conflict.
-    pub(super) async fn update(&self, key: &str, value: &impl Serialize, revision: u64) -> Result<Written> {
+    pub(super) async fn update(
+        &self,
+        key: &str,
+        value: &impl Serialize,
+        revision: u64,
+    ) -> Result<WriteOutcome> {
         let value = json(value);
         retry("changing a record", || async {
             match self.state.update(key, value.clone(), revision).await {
-                Ok(revision) => Ok(Written::Revision(revision)),
-                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(Written::Conflict),
+                Ok(revision) => Ok(WriteOutcome::Revision(revision)),
+                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
+                    Ok(WriteOutcome::Conflict)
+                }
                 Err(error) => Err(Failure::retry(error)),
             }
         })
@@ -212,7 +219,7 @@ impl Link {
 
     /// The last revision of the bucket.
     pub(super) async fn last_revision(&self) -> Result<u64> {
-        retry("asking for the last record", || async {
+        retry("reading the last revision", || async {
             let info = self.state.stream.get_info().await.map_err(Failure::retry)?;
             Ok(info.state.last_sequence)
         })
@@ -244,7 +251,7 @@ impl Failure {
     }
 }
 
-/// Tries until it works, at most for [`PATIENCE`].
+/// Tries until it works, at most for [`RETRY_TIMEOUT`].
 async fn retry<T, F>(what: &str, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = std::result::Result<T, Failure>>,
@@ -257,7 +264,7 @@ where
             Ok(Err(Failure(error))) => error,
             Err(_) => "timed out".into(),
         };
-        if started.elapsed() + pause > PATIENCE {
+        if started.elapsed() + pause > RETRY_TIMEOUT {
             return Err(FleetError(format!("{what}: {error}")));
         }
         tokio::time::sleep(pause).await;
@@ -317,12 +324,12 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
         Some(Err(token)) => options.token(token.into()),
         None => options,
     };
-    let addresses: Vec<String> = config.servers.iter().map(|server| shown(server)).collect();
+    let addresses: Vec<String> = config.servers.iter().map(|server| redacted(server)).collect();
     let servers = config.servers.join(",");
     let client = tokio::time::timeout(2 * TIMEOUT, options.connect(addresses))
         .await
-        .map_err(|_| FleetError(format!("can't reach the queue at {}: timed out", shown(&servers))))?
-        .map_err(|error| FleetError(format!("can't reach the queue at {}: {error}", shown(&servers))))?;
+        .map_err(|_| FleetError(format!("can't reach the queue at {}: timed out", redacted(&servers))))?
+        .map_err(|error| FleetError(format!("can't reach the queue at {}: {error}", redacted(&servers))))?;
     let jetstream = jetstream::new(client.clone());
     let name = config.prefix.to_uppercase();
     let missing = failed("the server at the queue's address refuses JetStream (start nats-server with -js)");
@@ -373,7 +380,7 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
 const MAX_RECORD: i32 = 768 << 10;
 
 /// Addresses without passwords.
-fn shown(servers: &str) -> String {
+fn redacted(servers: &str) -> String {
     let one = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
         _ => server.to_owned(),
@@ -395,6 +402,6 @@ mod tests {
 
     #[test]
     fn passwords_are_not_shown() {
-        assert_eq!(shown("nats://a:b@host:1,tls://other"), "nats://host:1, tls://other");
+        assert_eq!(redacted("nats://a:b@host:1,tls://other"), "nats://host:1, tls://other");
     }
 }

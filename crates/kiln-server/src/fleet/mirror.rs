@@ -19,7 +19,7 @@ use super::replica::{Replica, queued_job};
 use super::worker::ProgressMessage;
 use crate::Server;
 use crate::generator::{ErrorKind, JobError};
-use crate::live::{LiveJob, Preview, SavedImage, Wish};
+use crate::live::{LiveJob, Preview, SavedImage, WatchRequest};
 use crate::sessions::Session;
 use crate::store::{FileKind, JobState, PlotRow, StoreError};
 
@@ -41,7 +41,7 @@ pub(super) fn start(
     };
     let before = move |entry: &Entry| {
         if let Err(error) = mirror.apply(entry) {
-            tracing::error!(key = entry.key, %error, "a record is not shown");
+            tracing::error!(key = entry.key, %error, "can't apply a record");
         }
     };
     let waking = server.downgrade();
@@ -71,13 +71,15 @@ pub(super) fn start(
 /// Tells a job's worker what its watchers ask for: previews, or a stop at the next one.
 pub(super) fn connect(live: &LiveJob, link: &Arc<Link>) {
     let (id, link) = (live.id.clone(), Arc::downgrade(link));
-    live.set_remote(move |wish| {
+    live.set_remote(move |watch_request| {
         let Some(link) = link.upgrade() else { return };
         let id = id.clone();
         link.handle().clone().spawn(async move {
-            match wish {
-                Wish::Previews => drop(link.client.publish(link.subject("watch", &id), Bytes::new()).await),
-                Wish::StopAtPreview => cancel(&link, &id, true).await,
+            match watch_request {
+                WatchRequest::Previews => {
+                    drop(link.client.publish(link.subject("watch", &id), Bytes::new()).await)
+                }
+                WatchRequest::StopAtPreview => cancel(&link, &id, true).await,
             }
         });
     });
@@ -314,7 +316,7 @@ fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Wea
         };
         let loaded: Option<Vec<_>> = images.iter().map(load).collect();
         if loaded.is_none() {
-            tracing::error!(job = live.id, "an image of a job is gone, or not what its worker said");
+            tracing::error!(job = live.id, "an image of a job is missing, or does not match its hash");
         }
         finish(loaded);
     });

@@ -102,7 +102,7 @@ impl Replica {
                             after();
                         }
                     }
-                    tracing::warn!("following the queue's records again");
+                    tracing::warn!("the watch on the queue's records ended; starting it again");
                 }
                 Err(error) => tracing::warn!(%error, "can't follow the queue's records"),
             }
@@ -142,7 +142,7 @@ impl Replica {
         let wait = self.changed.wait_timeout_while(self.state(), LIMIT, |state| state.revision < revision);
         let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if state.revision < revision {
-            return Err(FleetError("the queue's records arrive too slowly".into()));
+            return Err(FleetError("timed out waiting for the queue's records".into()));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use async_nats::jetstream::message::{AckKind, Acker, Message};
 use futures_util::StreamExt;
 use kiln_base::lock;
 
-use super::link::{FleetError, Link, Result, Written, is_present};
+use super::link::{FleetError, Link, Result, WriteOutcome, is_present};
 use super::records::JobRecord;
 use super::replica::{KnownJob, Replica, TicketUse};
 use crate::generator::name;
@@ -22,18 +22,18 @@ const MAX_KILLS: u32 = 2;
 const MAX_FAILURES: u32 = 3;
 
 /// How long a ticket is left to other workers if this one can't run what is queued.
-const OTHERS_TURN: Duration = Duration::from_millis(300);
+const NAK_DELAY: Duration = Duration::from_millis(300);
 
 /// A claimed job's ticket.
 #[derive(Clone)]
-pub(super) struct Held {
+pub(super) struct HeldTicket {
     pub(super) ticket: u64,
     acker: Arc<Acker>,
 }
 
 /// What this worker can run.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Abilities {
+pub(super) struct Capabilities {
     /// Models, each with its hash.
     pub(super) models: Vec<(String, Option<String>)>,
     pub(super) loras: Vec<String>,
@@ -44,8 +44,8 @@ pub(super) struct Abilities {
 pub(super) struct Tickets {
     pub(super) link: Arc<Link>,
     pub(super) replica: Arc<Replica>,
-    pub(super) held: Mutex<HashMap<String, Held>>,
-    pub(super) abilities: Mutex<Abilities>,
+    pub(super) held: Mutex<HashMap<String, HeldTicket>>,
+    pub(super) capabilities: Mutex<Capabilities>,
     consumers: Mutex<HashMap<String, PullConsumer>>,
     /// Tickets that were still pending when the last one was pulled.
     pub(super) pending: AtomicU64,
@@ -70,7 +70,7 @@ impl Tickets {
             link: Arc::clone(link),
             replica: Arc::clone(replica),
             held: Mutex::default(),
-            abilities: Mutex::default(),
+            capabilities: Mutex::default(),
             consumers: Mutex::default(),
             pending: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),
@@ -79,15 +79,16 @@ impl Tickets {
 
     /// Whether this worker may run a job: it has what the job names, and the job did not fail here.
     pub(super) fn may_run(&self, job: &JobRecord) -> bool {
-        let abilities = lock(&self.abilities);
-        let Some((_, hash)) = abilities.models.iter().find(|(name, _)| *name == job.model) else {
+        let capabilities = lock(&self.capabilities);
+        let Some((_, hash)) = capabilities.models.iter().find(|(name, _)| *name == job.model) else {
             return false;
         };
         let loras =
-            job.request.loras.iter().all(|lora| abilities.loras.iter().any(|own| own == name(&lora.path)));
-        let vae = job.request.vae.iter().all(|vae| abilities.vaes.iter().any(|own| own == name(&vae.path)));
+            job.request.loras.iter().all(|lora| capabilities.loras.iter().any(|own| own == name(&lora.path)));
+        let vae =
+            job.request.vae.iter().all(|vae| capabilities.vaes.iter().any(|own| own == name(&vae.path)));
         let own_hash = hash.clone();
-        drop(abilities);
+        drop(capabilities);
         if !loras || !vae {
             return false;
         }
@@ -210,7 +211,7 @@ impl Tickets {
                 .map_err(|error| FleetError(error.to_string()))
         });
         if let Err(error) = sent.and_then(|sent| sent) {
-            tracing::debug!(%error, "a ticket was not given up; it is delivered again");
+            tracing::debug!(%error, "can't acknowledge a ticket; it will be delivered again");
         }
     }
 
@@ -257,17 +258,17 @@ impl Tickets {
                 }
                 // Other workers may be able to run what is queued.
                 let others = self.has_queued(model);
-                return Ok(Err(if others { Release::Return(OTHERS_TURN) } else { Release::Ack }));
+                return Ok(Err(if others { Release::Return(NAK_DELAY) } else { Release::Ack }));
             };
             let mut job = JobRecord::clone(&record);
             self.mark_claimed(&mut job, ticket);
             match self.update(&job, revision)? {
-                Written::Revision(revision) => {
+                WriteOutcome::Revision(revision) => {
                     self.replica.wait_for(revision)?;
                     return self.keep_claim(job, revision, ticket, acker);
                 }
                 // Another worker was faster; it may take a moment until that is known here.
-                Written::Conflict => self.replica.catch_up(&self.link)?,
+                WriteOutcome::Conflict => self.replica.catch_up(&self.link)?,
             }
         }
     }
@@ -310,7 +311,7 @@ impl Tickets {
             tracing::warn!(job = own.id, "restoring the record of a job from its ticket");
             link.create(&key, &own).await.map(Some)
         })??;
-        if let Some(Written::Revision(revision)) = created {
+        if let Some(WriteOutcome::Revision(revision)) = created {
             self.replica.wait_for(revision)?;
         }
         Ok(())
@@ -343,7 +344,7 @@ impl Tickets {
             self.update(&job, revision)?;
             return Ok(Err(Release::Leave));
         }
-        lock(&self.held).insert(job.id.clone(), Held { ticket, acker: Arc::clone(acker) });
+        lock(&self.held).insert(job.id.clone(), HeldTicket { ticket, acker: Arc::clone(acker) });
         Ok(Ok(Arc::new(job)))
     }
 
@@ -366,11 +367,11 @@ impl Tickets {
             return Ok(Err(Release::Return(self.link.config.ack_wait / 4)));
         }
         if !self.may_run(&record) {
-            return Ok(Err(Release::Return(OTHERS_TURN)));
+            return Ok(Err(Release::Return(NAK_DELAY)));
         }
         let mut job = JobRecord::clone(&record);
         job.kills += 1;
-        job.history.push(format!("worker {worker} was gone while it ran"));
+        job.history.push(format!("worker {worker} died while running it"));
         tracing::warn!(job = job.id, worker, "taking over a job: its worker is gone");
         if job.cancel {
             job.state = JobState::Cancelled;
@@ -379,27 +380,27 @@ impl Tickets {
         } else if job.kills >= MAX_KILLS {
             let message = "two workers died while this job was running; it is not tried again";
             job.error = Some(("interrupted".into(), message.into()));
-            self.bury(&mut job)?;
+            self.move_to_dead_letters(&mut job)?;
         } else {
             self.mark_claimed(&mut job, ticket);
         }
         match self.update(&job, revision)? {
-            Written::Conflict => Ok(Err(Release::Return(Duration::from_millis(50)))),
-            Written::Revision(_) if job.state.is_final() => Ok(Err(Release::Ack)),
-            Written::Revision(revision) => {
+            WriteOutcome::Conflict => Ok(Err(Release::Return(Duration::from_millis(50)))),
+            WriteOutcome::Revision(_) if job.state.is_final() => Ok(Err(Release::Ack)),
+            WriteOutcome::Revision(revision) => {
                 self.replica.wait_for(revision)?;
                 self.keep_claim(job, revision, ticket, acker)
             }
         }
     }
 
-    fn update(&self, job: &JobRecord, revision: u64) -> Result<Written> {
+    fn update(&self, job: &JobRecord, revision: u64) -> Result<WriteOutcome> {
         let (link, job) = (Arc::clone(&self.link), job.clone());
         self.link.wait(async move { link.update(&JobRecord::record_key(&job.id), &job, revision).await })?
     }
 
     /// Writes a dead letter for a job, and sets the job to failed.
-    fn bury(&self, job: &mut JobRecord) -> Result<()> {
+    fn move_to_dead_letters(&self, job: &mut JobRecord) -> Result<()> {
         job.state = JobState::Failed;
         job.finished = Some(now());
         tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
@@ -430,7 +431,7 @@ impl Tickets {
             if !is_own || !change(&mut job)? {
                 return Ok(false);
             }
-            if let Written::Revision(_) = self.update(&job, entry.revision)? {
+            if let WriteOutcome::Revision(_) = self.update(&job, entry.revision)? {
                 return Ok(true);
             }
         }
@@ -452,7 +453,7 @@ impl Tickets {
                 job.history.push(format!("failed on worker {}: {code}: {message}", self.link.id));
                 job.failed_on.push(self.link.id.clone());
                 if job.failures >= MAX_FAILURES {
-                    self.bury(job)?;
+                    self.move_to_dead_letters(job)?;
                 } else {
                     ended = false;
                     job.finished = None;
@@ -486,7 +487,7 @@ impl Tickets {
 
     /// Tells the stream that a job, or every held one, is in progress.
     pub(super) fn in_progress(&self, job: Option<&str>) {
-        let held: Vec<Held> = match job {
+        let held: Vec<HeldTicket> = match job {
             Some(id) => lock(&self.held).get(id).cloned().into_iter().collect(),
             None => lock(&self.held).values().cloned().collect(),
         };

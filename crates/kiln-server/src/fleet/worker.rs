@@ -19,7 +19,7 @@ use super::lora_previews;
 use super::objects::Objects;
 use super::records::{ImageRecord, JobRecord};
 use super::replica::Replica;
-use super::tickets::{Abilities, Tickets};
+use super::tickets::{Capabilities, Tickets};
 use crate::api::probes;
 use crate::generator::{Catalogue, Generator};
 use crate::live::{Api, LiveJob};
@@ -39,7 +39,7 @@ const LOAD_SECONDS: f64 = 8.0;
 /// How many jobs of one model run in a row before older ones of another.
 const MAX_IN_A_ROW: u32 = 8;
 /// How long a request for previews is kept that arrives before its job.
-const WISH_AGE: Duration = Duration::from_secs(10);
+const PREVIEW_REQUEST_AGE: Duration = Duration::from_secs(10);
 
 /// What a worker reports about a running job.
 #[derive(Debug, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub fn open_worker(
     let replica = Replica::new(&link);
     let tickets = Arc::new(Tickets::new(&link, &replica));
     let (outbox, messages) = mpsc::unbounded_channel();
-    let wishes = Arc::new(Mutex::default());
+    let preview_requests = Arc::new(Mutex::default());
     let ledger = WorkerLedger {
         tickets: Arc::clone(&tickets),
         store: Arc::clone(&store),
@@ -90,15 +90,17 @@ pub fn open_worker(
     *lock(&ledger.server) = Some(server.downgrade());
     link.handle().spawn(publish(Arc::downgrade(&link), messages));
     let worker = FleetWorker { server, tickets };
-    worker.follow(&replica, &wishes);
+    worker.follow(&replica, &preview_requests);
     let caught_up = replica.catch_up(&link);
     caught_up?;
-    worker.start_threads(&wishes).map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+    worker
+        .start_threads(&preview_requests)
+        .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
     Ok(worker)
 }
 
 /// Jobs whose previews somebody wants, and since when.
-type Wishes = Mutex<HashMap<String, Instant>>;
+type PreviewRequests = Mutex<HashMap<String, Instant>>;
 
 impl FleetWorker {
     /// The server behind it, for its probes and metrics.
@@ -142,7 +144,7 @@ impl FleetWorker {
     }
 
     /// Follows the records: jobs that are cancelled or taken over by another worker, and new ones.
-    fn follow(&self, replica: &Arc<Replica>, wishes: &Arc<Wishes>) {
+    fn follow(&self, replica: &Arc<Replica>, preview_requests: &Arc<PreviewRequests>) {
         let link = &self.tickets.link;
         let (tickets, server, waking) =
             (Arc::clone(&self.tickets), self.server.downgrade(), self.server.downgrade());
@@ -159,7 +161,7 @@ impl FleetWorker {
                 lock(&tickets.held).remove(id);
             }
             if let (Some(live), Some(job)) = (server.live(id), record) {
-                obey(&server, &live, &job, is_own);
+                apply_cancellation(&server, &live, &job, is_own);
             }
         };
         let after = move || {
@@ -174,7 +176,7 @@ impl FleetWorker {
             self.server.downgrade(),
         ));
         let (subject, client) = (link.subject("watch", "*"), link.client.clone());
-        let (server, wishes) = (self.server.downgrade(), Arc::clone(wishes));
+        let (server, preview_requests) = (self.server.downgrade(), Arc::clone(preview_requests));
         link.handle().spawn(async move {
             let Ok(mut wanted) = client.subscribe(subject).await else { return };
             while let Some(message) = wanted.next().await {
@@ -183,10 +185,11 @@ impl FleetWorker {
                 match server.live(id) {
                     Some(live) => live.poll_preview(),
                     None => {
-                        let mut wishes = lock(&wishes);
-                        wishes.retain(|_, since: &mut Instant| since.elapsed() < WISH_AGE);
-                        if wishes.len() < 10_000 {
-                            wishes.insert(id.to_owned(), Instant::now());
+                        let mut preview_requests = lock(&preview_requests);
+                        preview_requests
+                            .retain(|_, since: &mut Instant| since.elapsed() < PREVIEW_REQUEST_AGE);
+                        if preview_requests.len() < 10_000 {
+                            preview_requests.insert(id.to_owned(), Instant::now());
                         }
                     }
                 }
@@ -194,10 +197,10 @@ impl FleetWorker {
         });
     }
 
-    fn start_threads(&self, wishes: &Arc<Wishes>) -> std::io::Result<()> {
+    fn start_threads(&self, preview_requests: &Arc<PreviewRequests>) -> std::io::Result<()> {
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let server = self.server.downgrade();
-        self.tickets.note_abilities(&self.server);
+        self.tickets.update_capabilities(&self.server);
         let mut announcer = Announcer::new(&self.tickets.link, true);
         announcer.announce(&self.server);
         thread("announcing").spawn(move || announcer.run(&server, |_| {}))?;
@@ -206,28 +209,28 @@ impl FleetWorker {
         thread("in progress").spawn(move || {
             while let (Some(tickets), Some(server)) = (tickets.upgrade(), server.upgrade()) {
                 tickets.in_progress(None);
-                tickets.note_abilities(&server);
+                tickets.update_capabilities(&server);
                 drop((tickets, server));
                 std::thread::sleep(pause);
             }
         })?;
-        let feeder = Feeder {
+        let claimer = Claimer {
             tickets: Arc::clone(&self.tickets),
             server: self.server.downgrade(),
-            wishes: Arc::clone(wishes),
+            preview_requests: Arc::clone(preview_requests),
             last_model: String::new(),
             in_a_row: 0,
             load_seconds: HashMap::new(),
             polled: Instant::now(),
-            fruitless: None,
+            last_empty_pull: None,
         };
-        thread("claiming").spawn(move || feeder.run())?;
+        thread("claiming").spawn(move || claimer.run())?;
         Ok(())
     }
 }
 
 /// Cancels a job, or stops it at a preview, if its record says so.
-fn obey(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
+fn apply_cancellation(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
     if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
         live.cancel();
         server.wake_all();
@@ -236,23 +239,23 @@ fn obey(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
 
 impl Tickets {
     /// Updates what this worker can run.
-    fn note_abilities(&self, server: &Server) {
+    fn update_capabilities(&self, server: &Server) {
         let models = server.catalogue.models();
         let models = models.into_iter().map(|model| (server.catalogue.model_hash(&model.name), model.name));
-        let abilities = Abilities {
+        let capabilities = Capabilities {
             models: models.map(|(hash, name)| (name, hash)).collect(),
             loras: server.catalogue.loras(),
             vaes: server.catalogue.vaes(),
         };
-        *lock(&self.abilities) = abilities;
+        *lock(&self.capabilities) = capabilities;
     }
 }
 
 /// The thread that claims jobs while there is room for them.
-struct Feeder {
+struct Claimer {
     tickets: Arc<Tickets>,
     server: WeakServer,
-    wishes: Arc<Wishes>,
+    preview_requests: Arc<PreviewRequests>,
     /// The model of the last job.
     last_model: String,
     /// How many jobs in a row had that model.
@@ -262,15 +265,16 @@ struct Feeder {
     /// When tickets were last pulled without knowing of a queued job.
     polled: Instant,
     /// When the last pull found no ticket; `None` if it found one.
-    fruitless: Option<Instant>,
+    last_empty_pull: Option<Instant>,
 }
 
-impl Feeder {
+impl Claimer {
     fn run(mut self) {
         while let Some(server) = self.server.upgrade() {
             let poll = (self.tickets.link.config.ack_wait / 8).min(Duration::from_millis(500));
             let is_due = self.polled.elapsed() >= poll;
-            let may_pull = self.fruitless.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
+            let may_pull =
+                self.last_empty_pull.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
             let wanted = server.wait_for_room(Duration::from_millis(20), |free| {
                 if !free {
                     // Claim ahead only if there are enough pending tickets for all workers.
@@ -288,7 +292,7 @@ impl Feeder {
     }
 
     fn any_queued(&self) -> bool {
-        let models = lock(&self.tickets.abilities).models.clone();
+        let models = lock(&self.tickets.capabilities).models.clone();
         models.iter().any(|(model, _)| self.tickets.has_queued(model))
     }
 
@@ -301,7 +305,7 @@ impl Feeder {
         let loaded = server.loaded_models().into_iter();
         self.load_seconds.extend(loaded.map(|model| (model.name, model.load_seconds)));
         let mut models: Vec<String> =
-            lock(&self.tickets.abilities).models.iter().map(|(model, _)| model.clone()).collect();
+            lock(&self.tickets.capabilities).models.iter().map(|(model, _)| model.clone()).collect();
         let stays = self.in_a_row < MAX_IN_A_ROW;
         {
             let state = self.tickets.replica.state();
@@ -319,10 +323,10 @@ impl Feeder {
             }
             match self.tickets.claim(&model) {
                 Ok((Some(job), _)) => {
-                    self.fruitless = None;
+                    self.last_empty_pull = None;
                     self.in_a_row = if self.last_model == model { self.in_a_row + 1 } else { 0 };
                     self.last_model = model;
-                    return adopt(server, &self.tickets, &job, &self.wishes);
+                    return enqueue_claimed(server, &self.tickets, &job, &self.preview_requests);
                 }
                 Ok((None, found)) => found_any |= found,
                 Err(error) => {
@@ -332,7 +336,7 @@ impl Feeder {
                 }
             }
         }
-        self.fruitless = (!found_any).then(Instant::now);
+        self.last_empty_pull = (!found_any).then(Instant::now);
         if !found_any {
             self.tickets.pending.store(0, SeqCst);
         }
@@ -364,7 +368,7 @@ impl Feeder {
 }
 
 /// Checks a claimed job again, and queues it here.
-fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
+fn enqueue_claimed(server: &Server, tickets: &Tickets, job: &JobRecord, preview_requests: &PreviewRequests) {
     if let Err(error) = server.config.limits.check(&job.request, server.catalogue.as_ref()) {
         tracing::error!(
             job = job.id,
@@ -386,7 +390,7 @@ fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
     live.run_alone = job.kills > 0;
     (live.cost, live.priority, live.created) = (job.cost, job.priority, job.created);
     live.trace = job.trace.as_deref().and_then(TraceContext::parse);
-    if lock(wishes).remove(&job.id).is_some_and(|since| since.elapsed() < WISH_AGE) {
+    if lock(preview_requests).remove(&job.id).is_some_and(|since| since.elapsed() < PREVIEW_REQUEST_AGE) {
         live.poll_preview();
     }
     server.enqueue(live);
@@ -394,7 +398,7 @@ fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
     let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
     if let (Some(live), Some(record)) = (server.live(&job.id), record) {
         let is_own = record.worker.as_deref() == Some(&tickets.link.id);
-        obey(server, &live, &record, is_own);
+        apply_cancellation(server, &live, &record, is_own);
     }
     server.wake_all();
 }
@@ -423,7 +427,7 @@ pub(super) struct WorkerLedger {
 }
 
 /// The error of what only gateways do.
-fn not_here<T>() -> Result<T> {
+fn unsupported<T>() -> Result<T> {
     Err(StoreError::Queue("a worker accepts no requests".into()))
 }
 
@@ -435,7 +439,7 @@ impl Ledger for Arc<WorkerLedger> {
         _: Option<&IdempotencyKey>,
         _: Option<&str>,
     ) -> Result<Option<Option<String>>> {
-        not_here()
+        unsupported()
     }
 
     fn start(&self, _: &str) -> Result<()> {
@@ -453,7 +457,7 @@ impl Ledger for Arc<WorkerLedger> {
     }
 
     fn set_order(&self, _: &[String]) -> Result<()> {
-        not_here()
+        unsupported()
     }
 
     fn save_image(&self, image: &ImageRow) -> Result<()> {
@@ -472,35 +476,35 @@ impl Ledger for Arc<WorkerLedger> {
     }
 
     fn delete_image(&self, _: &str) -> Result<bool> {
-        not_here()
+        unsupported()
     }
 
     fn mark(&self, _: &[String], _: Marks) -> Result<Option<String>> {
-        not_here()
+        unsupported()
     }
 
     fn insert_plot(&self, _: &PlotRow) -> Result<()> {
-        not_here()
+        unsupported()
     }
 
     fn insert_session(&self, _: &crate::sessions::Session) -> Result<()> {
-        not_here()
+        unsupported()
     }
 
     fn delete_session(&self, _: &crate::sessions::Session) -> Result<()> {
-        not_here()
+        unsupported()
     }
 
     fn remove_webhook(&self, _: &str) -> Result<()> {
-        not_here()
+        unsupported()
     }
 
     fn claim_input(&self, _: &str, _: &str, _: u64, _: u64) -> Result<Claim> {
-        not_here()
+        unsupported()
     }
 
     fn touch_input(&self, _: &str, _: &str) -> Result<()> {
-        not_here()
+        unsupported()
     }
 
     fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
@@ -549,7 +553,9 @@ impl Ledger for Arc<WorkerLedger> {
         let known = self.tickets.replica.state().jobs.get(&first.id).map(|known| Arc::clone(&known.record));
         let Some(job) = known.filter(|_| room > 0 && !first.run_alone) else { return };
         match self.tickets.claim_batch(&job.model, &batch_key(&job.request), room) {
-            Ok(jobs) => jobs.iter().for_each(|job| adopt(&server, &self.tickets, job, &Mutex::default())),
+            Ok(jobs) => {
+                jobs.iter().for_each(|job| enqueue_claimed(&server, &self.tickets, job, &Mutex::default()))
+            }
             Err(error) => tracing::warn!(%error, "can't pull tickets for a batch"),
         }
     }

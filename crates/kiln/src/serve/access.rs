@@ -65,7 +65,7 @@ fn check(args: &ServeArgs, keys: &[ApiKey]) -> Result<(), CliError> {
     }
     if let Some(key) = keys.iter().find(|key| key.secret.chars().count() < MIN_KEY_LENGTH) {
         return Err(CliError::usage(format!(
-            "the API key `{}` has less than {MIN_KEY_LENGTH} characters, and {reason} lets other machines guess it",
+            "the API key `{}` has fewer than {MIN_KEY_LENGTH} characters, and {reason} lets other machines guess it",
             key.name
         ))
         .hint("make one with `openssl rand -hex 16`"));

@@ -14,14 +14,14 @@ use kiln_image::RgbImage;
 use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
 
 use super::catalogue::ModelCatalogue;
-use super::turn::DeviceTurn;
+use super::turn::DeviceLock;
 
 /// The engine behind the server.
 pub struct Worker {
     session: Arc<Session>,
     models: Arc<ModelCatalogue>,
     /// Held by a training while it computes.
-    turn: Arc<DeviceTurn>,
+    turn: Arc<DeviceLock>,
     /// The autoencoder of jobs that name none.
     vae: Option<PathBuf>,
     /// The threshold of the step cache for jobs that name none.
@@ -36,7 +36,7 @@ impl Worker {
     }
 
     /// Takes turns on the device with trainings.
-    pub fn turn(self, turn: Arc<DeviceTurn>) -> Worker {
+    pub fn turn(self, turn: Arc<DeviceLock>) -> Worker {
         Worker { turn, ..self }
     }
 

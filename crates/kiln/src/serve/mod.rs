@@ -27,7 +27,7 @@ use crate::error::CliError;
 use catalogue::{ModelCatalogue, SharedCatalogue};
 use generator::Worker;
 use trainer::ServerTrainer;
-use turn::DeviceTurn;
+use turn::DeviceLock;
 
 /// Threads that answer HTTP requests; images are generated on other threads.
 const THREADS: usize = 2;
@@ -71,7 +71,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         (Some(models), _) => {
             let server = open(config, models)?;
             let sessions = sessions(&args.generator, &server)?;
-            let turn = Arc::new(DeviceTurn::default());
+            let turn = Arc::new(DeviceLock::default());
             let training = train(&args, models, &server, &sessions, &turn)?;
             let worker =
                 |session| worker(&args.generator, Arc::clone(models), session).turn(Arc::clone(&turn));
@@ -166,7 +166,7 @@ fn train(
     models: &Arc<ModelCatalogue>,
     server: &Server,
     sessions: &[Arc<Session>],
-    turn: &Arc<DeviceTurn>,
+    turn: &Arc<DeviceLock>,
 ) -> Result<Option<JoinHandle<()>>, CliError> {
     if !args.train {
         return Ok(None);

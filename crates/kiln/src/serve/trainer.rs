@@ -17,7 +17,7 @@ use kiln_server::{
 use kiln_train::{Log, RunFiles, check_variant};
 
 use super::catalogue::ModelCatalogue;
-use super::turn::DeviceTurn;
+use super::turn::DeviceLock;
 use crate::args::{Cli, Command, MachineArgs, TrainArgs};
 use crate::error::{CliError, ErrorKind};
 use crate::models;
@@ -39,7 +39,7 @@ pub struct ServerTrainer {
     machine: MachineArgs,
     /// The models of image jobs, which are unloaded for a training.
     sessions: Vec<Arc<Session>>,
-    turn: Arc<DeviceTurn>,
+    turn: Arc<DeviceLock>,
 }
 
 impl ServerTrainer {
@@ -47,7 +47,7 @@ impl ServerTrainer {
         models: Arc<ModelCatalogue>,
         machine: MachineArgs,
         sessions: Vec<Arc<Session>>,
-        turn: Arc<DeviceTurn>,
+        turn: Arc<DeviceLock>,
     ) -> Result<ServerTrainer, CliError> {
         let Some(loras) = models.loras_folder().map(Path::to_owned) else {
             return Err(CliError::usage("--train needs a folder for the LoRAs").hint("set one with --loras"));
@@ -200,7 +200,7 @@ impl Trainer for ServerTrainer {
     }
 
     fn train(&self, task: TrainingTask<'_>, progress: &TrainingProgress) -> Result<TrainingEnd, JobError> {
-        let turn = watcher::Turn::take(&self.turn, progress);
+        let turn = watcher::DeviceGuard::take(&self.turn, progress);
         if progress.is_stopped() {
             return Ok(TrainingEnd::Stopped);
         }
@@ -217,7 +217,7 @@ impl Trainer for ServerTrainer {
         let mut watcher = ServerWatcher { progress, turn, sampler, releases_memory };
         match training.job.run(&mut watcher).map_err(CliError::from) {
             Ok(outcome) if outcome.cancelled => return Ok(TrainingEnd::Stopped),
-            Ok(outcome) if outcome.norms.is_nothing() => {
+            Ok(outcome) if outcome.norms.is_zero() => {
                 progress.note("the LoRA changes nothing: train longer or with a higher learning rate");
             }
             Ok(_) => {}

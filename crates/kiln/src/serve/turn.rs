@@ -9,12 +9,12 @@ use kiln_base::{lock, wait};
 /// Image jobs don't take it: a training takes it first and then looks for unfinished jobs, and gives it back if there are
 /// any. So a job that was accepted before finds it free, and one that comes later makes the training give it back.
 #[derive(Default)]
-pub struct DeviceTurn {
+pub struct DeviceLock {
     taken: Mutex<bool>,
     freed: Condvar,
 }
 
-impl DeviceTurn {
+impl DeviceLock {
     /// Takes it for the training.
     pub fn take(&self) {
         *lock(&self.taken) = true;
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn image_jobs_wait_for_the_step_of_a_training() {
-        let (turn, generated) = (Arc::new(DeviceTurn::default()), Arc::new(AtomicBool::new(false)));
+        let (turn, generated) = (Arc::new(DeviceLock::default()), Arc::new(AtomicBool::new(false)));
         turn.wait_until_free();
         turn.take();
         let job = std::thread::spawn({

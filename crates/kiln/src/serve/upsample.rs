@@ -14,7 +14,7 @@ use crate::error::CliError;
 use crate::upsample::{ChatService, Upsampling};
 
 /// The number of prompts that a service rewrites at the same time.
-const MAX_ASKED: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 
 /// What rewrites prompts, and with which settings.
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl PromptUpsampling {
     ) -> Result<String, JobError> {
         let is_local = self.source.upsample_url.is_none();
         // A language model takes all the memory that there is.
-        let Some(_running) = Running::start(&self.running, if is_local { 1 } else { MAX_ASKED }) else {
+        let Some(_running) = Running::start(&self.running, if is_local { 1 } else { MAX_CONCURRENT }) else {
             return Err(JobError::server("busy", "another prompt is being rewritten; try again later"));
         };
         let mut request = job.request().clone();

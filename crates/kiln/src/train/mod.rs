@@ -62,7 +62,7 @@ fn report(outcome: &Outcome, files: &RunFiles, display: &Display) -> Result<(), 
         return Err(CliError::cancelled());
     }
     display.tell(&format!("norm of the update: {}", outcome.norms));
-    if outcome.norms.is_nothing() {
+    if outcome.norms.is_zero() {
         display.tell("the LoRA changes nothing: train longer or with a higher --lr");
     }
     display.tell(&format!("wrote `{}`", files.output.display()));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kiln_engine::{Model, Settings};
 use kiln_train::dataset::{Dataset, list};
 use kiln_train::{
-    Cache, CostEstimate, RunFiles, SamplePrompt, Sampler, TrainJob, check_variant, on_gpu_if_any,
+    Cache, CostEstimate, RunFiles, SamplePrompt, Sampler, TrainJob, check_variant, with_default_device,
 };
 
 use super::options;
@@ -37,7 +37,7 @@ impl PreparedTraining {
             Dataset::new(listing, options::data(&args.pictures, &model), &Cache::new(&cache))
         });
         let data = data.with_context(|| format!("reading the pictures in `{}`", args.data.display()))?;
-        let machine = on_gpu_if_any(args.machine.settings()?);
+        let machine = with_default_device(args.machine.settings()?);
         let job = TrainJob {
             settings: options::settings(&args, &model, &machine),
             model,

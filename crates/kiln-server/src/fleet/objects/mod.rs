@@ -25,7 +25,7 @@ use crate::store::{FileKind, Files, Store, StoreError};
 /// Most bytes of local copies; the oldest are deleted first.
 const CACHE: u64 = 2 << 30;
 /// How long a transfer may take, retries included.
-const PATIENCE: Duration = Duration::from_secs(40);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(40);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -41,7 +41,7 @@ impl StoredFiles {
     /// again resets its age.
     pub(super) fn delete_orphans(&self, known: impl FnOnce() -> Result<HashSet<String>>) -> Result<()> {
         let storage = Arc::clone(&self.storage);
-        let listing = async move { patiently("listing files", || storage.list()).await };
+        let listing = async move { with_retries("listing files", || storage.list()).await };
         let limit = self.link.config.orphan_age;
         let mut old = self.link.wait(listing)??;
         old.retain(|object| object.age > limit && is_object(&object.name));
@@ -51,7 +51,7 @@ impl StoredFiles {
         // Read after the listing, so that it has every record that was written before a file got old.
         let known = known()?;
         for object in old.iter().filter(|object| !known.contains(&object.name)) {
-            tracing::info!(file = object.name, "deleting a file that belongs to nothing");
+            tracing::info!(file = object.name, "deleting an orphaned file");
             self.delete(object.name.clone());
         }
         Ok(())
@@ -97,12 +97,12 @@ impl Objects {
     pub(super) fn fetch(&self, kind: FileKind, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(hash) = hash_of(name) else { return Ok(None) };
         let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
-        let fetching = async move { patiently("fetching a file", || storage.get(&object, &hash)).await };
+        let fetching = async move { with_retries("fetching a file", || storage.get(&object, &hash)).await };
         match self.stored.link.wait(fetching)?? {
             Content::Right(bytes) => Ok(Some(bytes)),
             Content::Missing => Ok(None),
             Content::Wrong => {
-                tracing::error!(name, "refusing a file whose content is not what its name says");
+                tracing::error!(name, "refusing a file whose content does not match its hash");
                 Ok(None)
             }
         }
@@ -169,8 +169,8 @@ pub(super) fn object_name(kind: FileKind, name: &str) -> String {
     }
 }
 
-/// Tries until it works, at most for [`PATIENCE`].
-async fn patiently<T, F>(what: &str, mut attempt: impl FnMut() -> F) -> Result<T>
+/// Tries until it works, at most for [`RETRY_TIMEOUT`].
+async fn with_retries<T, F>(what: &str, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = std::result::Result<T, String>>,
 {
@@ -181,7 +181,7 @@ where
             Ok(Err(error)) => error,
             Err(_) => "timed out".into(),
         };
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > RETRY_TIMEOUT {
             return Err(FleetError(format!("{what}: {error}")));
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -199,7 +199,7 @@ impl Files for Objects {
         let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
         let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.stored.link.config.orphan_age / 2);
         let put = async move {
-            patiently("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh)).await
+            with_retries("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh)).await
         };
         Ok(self.stored.link.wait(put)??)
     }

@@ -10,7 +10,7 @@ use super::content_hash;
 use super::nats::NatsFiles;
 #[cfg(feature = "s3")]
 use super::s3::Bucket;
-use crate::fleet::link::{FleetError, Link, Result, Written};
+use crate::fleet::link::{FleetError, Link, Result, WriteOutcome};
 use crate::server::random_bytes;
 
 /// The key of [`FilesRecord`].
@@ -78,7 +78,7 @@ impl Storage {
     /// Opens the storage that the configuration names. All processes of a fleet must use the same one.
     pub(super) async fn open(link: &Link) -> Result<Storage> {
         let Some(config) = &link.config.s3 else {
-            agree(link, "nats").await?;
+            check_storage_record(link, "nats").await?;
             return Ok(Storage::Nats(Box::new(NatsFiles::open(link).await?)));
         };
         #[cfg(feature = "s3")]
@@ -88,7 +88,7 @@ impl Storage {
                 FleetError(format!("can't use the bucket `{}` for files: {error}", config.url))
             };
             bucket.check().await.map_err(unusable)?;
-            let fleet = agree(link, config.url.trim_end_matches('/')).await?;
+            let fleet = check_storage_record(link, config.url.trim_end_matches('/')).await?;
             // Files that no record names are deleted: two fleets with one bucket would delete each other's files.
             match bucket.get(OWNER).await.map_err(unusable)? {
                 None => bucket.put(OWNER, fleet.into()).await.map_err(unusable)?,
@@ -159,9 +159,9 @@ pub(super) fn age(modified: Option<impl Into<SystemTime>>) -> Duration {
 }
 
 /// Records where the files are, or compares with what the fleet's first process recorded. Returns the fleet's id.
-async fn agree(link: &Link, storage: &str) -> Result<String> {
+async fn check_storage_record(link: &Link, storage: &str) -> Result<String> {
     let own = FilesRecord { storage: storage.to_owned(), fleet: hex(random_bytes::<16>()) };
-    if let Written::Revision(_) = link.create(RECORD, &own).await? {
+    if let WriteOutcome::Revision(_) = link.create(RECORD, &own).await? {
         return Ok(own.fleet);
     }
     let entry = link.entry(RECORD).await?;

@@ -5,19 +5,19 @@ use std::path::Path;
 use kiln_server::{TrainingProgress, TrainingStep};
 use kiln_train::{EncodingStage, JobWatcher, Result, Sampler, Status, Watcher};
 
-use crate::serve::turn::DeviceTurn;
+use crate::serve::turn::DeviceLock;
 
 /// A training's turn on the device, until it is dropped.
-pub struct Turn<'t> {
-    turn: &'t DeviceTurn,
+pub struct DeviceGuard<'t> {
+    turn: &'t DeviceLock,
     progress: &'t TrainingProgress,
 }
 
-impl<'t> Turn<'t> {
+impl<'t> DeviceGuard<'t> {
     /// Waits until no image job is unfinished, and takes the turn.
-    pub fn take(turn: &'t DeviceTurn, progress: &'t TrainingProgress) -> Turn<'t> {
+    pub fn take(turn: &'t DeviceLock, progress: &'t TrainingProgress) -> DeviceGuard<'t> {
         turn.take();
-        let taken = Turn { turn, progress };
+        let taken = DeviceGuard { turn, progress };
         taken.make_way();
         taken
     }
@@ -32,7 +32,7 @@ impl<'t> Turn<'t> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for DeviceGuard<'_> {
     fn drop(&mut self) {
         self.turn.give_back();
     }
@@ -41,7 +41,7 @@ impl Drop for Turn<'_> {
 /// Follows a training for the server.
 pub struct ServerWatcher<'t> {
     pub progress: &'t TrainingProgress,
-    pub turn: Turn<'t>,
+    pub turn: DeviceGuard<'t>,
     /// Generates samples, if they are asked for.
     pub sampler: Option<Sampler>,
     /// Whether the training stops for image jobs, because the memory can't hold both; else it pauses.
