@@ -314,7 +314,7 @@ fn listening_on_all_interfaces_requires_a_key() {
     let proxied = ["serve", "--trusted-proxy", "10.0.0.1", "--port", "0"];
     sandbox.kiln(&proxied).fails(2, &["a proxy in front", "--api-key"]);
     let short = ["serve", "--host", "0.0.0.0", "--port", "0", "--api-key", "fifteen-letters"];
-    sandbox.kiln(&short).fails(2, &["less than 16 characters", "openssl rand"]);
+    sandbox.kiln(&short).fails(2, &["fewer than 16 characters", "openssl rand"]);
     sandbox.write("keys", b"ada 0123456789abcdef\nbob");
     let file = ["serve", "--api-key-file", "keys", "--port", "0"];
     sandbox.kiln(&file).fails(1, &["`keys`", "line 2: expected a name and a key"]);
