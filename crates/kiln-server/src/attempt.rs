@@ -74,7 +74,8 @@ impl JobAttempt {
         let waited = live.submitted.elapsed();
         self.server.metrics.phase(Phase::Queue, waited);
         let age = Duration::from_millis(u64::try_from(now() - live.created).unwrap_or(0));
-        self.span("queue", live.trace, age.max(waited));
+        let queued = Instant::now().checked_sub(age.max(waited));
+        self.span("queue", live.trace, queued.unwrap_or_else(Instant::now));
         tracing::info!(
             job = live.id,
             client = live.client,
@@ -139,18 +140,18 @@ impl JobAttempt {
 
     fn count_phase(&self, phase: Phase, since: Instant) {
         self.server.metrics.phase(phase, since.elapsed());
-        self.span(phase.name(), self.trace, since.elapsed());
+        self.span(phase.name(), self.trace, since);
     }
 
     /// Sends a part of the work that ends now to the trace.
-    fn span(&self, name: &'static str, parent: Option<TraceContext>, took: Duration) {
+    fn span(&self, name: &'static str, parent: Option<TraceContext>, started: Instant) {
         let Some(context) = parent.map(TraceContext::child) else { return };
         let (kind, attributes) = (SpanKind::Internal, Vec::new());
-        self.server.tracer.send(Span { name, kind, context, parent, took, attributes, error: None });
+        self.server.tracer.send(Span { name, kind, context, parent, started, attributes, error: None });
     }
 
     /// Sends the whole attempt to the trace.
-    fn trace_end(&self, took: Duration, result: &Result<(), JobError>) {
+    fn trace_end(&self, started: Instant, result: &Result<(), JobError>) {
         let (Some(context), parent) = (self.trace, self.live.trace) else { return };
         let request = &self.live.request;
         let side = |side: Option<u32>| side.map_or(String::new(), |side| side.to_string());
@@ -164,7 +165,7 @@ impl JobAttempt {
         let attributes = attributes.into_iter().filter(|(_, value)| !value.is_empty()).collect();
         let error = result.as_ref().err().map(|error| format!("{}: {}", error.code, error.message));
         let kind = SpanKind::Consumer;
-        self.server.tracer.send(Span { name: "generate", kind, context, parent, took, attributes, error });
+        self.server.tracer.send(Span { name: "generate", kind, context, parent, started, attributes, error });
     }
 
     /// Asks the check whether an image may be stored; without a check all may. A refused image is remembered.
@@ -329,10 +330,11 @@ impl JobSink for JobAttempt {
             }
         }
         self.end_phase();
-        let (took, group_size) = {
+        let (started, group_size) = {
             let state = self.state();
-            (state.started.elapsed(), state.group_size)
+            (state.started, state.group_size)
         };
+        let took = started.elapsed();
         let result = result.and_then(|()| self.refusal());
         let timed_out = took > self.server.config.job_timeout && !self.live.is_cancelled();
         let result = result.map_err(|error| {
@@ -345,7 +347,7 @@ impl JobSink for JobAttempt {
                 error
             }
         });
-        self.trace_end(took, &result);
+        self.trace_end(started, &result);
         self.server.end(&self.live, result, took / group_size);
     }
 }

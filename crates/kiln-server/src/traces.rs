@@ -96,29 +96,33 @@ pub(crate) struct Span {
     pub(crate) kind: SpanKind,
     pub(crate) context: TraceContext,
     pub(crate) parent: Option<TraceContext>,
-    /// Its duration; it ends when it is sent.
-    pub(crate) took: Duration,
+    /// Its start; it ends when it is sent.
+    pub(crate) started: Instant,
     pub(crate) attributes: Vec<(&'static str, String)>,
     pub(crate) error: Option<String>,
 }
 
 /// Sends spans on a thread of its own; what still waits is sent at the end.
 pub(crate) struct Tracer {
-    spans: Option<SyncSender<(u128, Span)>>,
+    spans: Option<SyncSender<([u128; 2], Span)>>,
+    /// A moment and its Unix time in nanoseconds. All times follow from this one, so that spans nest as they ran.
+    epoch: (Instant, u128),
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Tracer {
     /// One that sends nothing without a configuration.
     pub(crate) fn new(config: Option<&TraceConfig>) -> Tracer {
-        let Some(config) = config.cloned() else { return Tracer { spans: None, thread: Mutex::default() } };
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let off = Tracer { spans: None, epoch: (Instant::now(), unix), thread: Mutex::default() };
+        let Some(config) = config.cloned() else { return off };
         let (spans, waiting) = sync_channel(MAX_WAITING);
         let thread = std::thread::Builder::new().name("traces".into());
         match thread.spawn(move || send_all(&config, &waiting)) {
-            Ok(thread) => Tracer { spans: Some(spans), thread: Mutex::new(Some(thread)) },
+            Ok(thread) => Tracer { spans: Some(spans), epoch: off.epoch, thread: Mutex::new(Some(thread)) },
             Err(error) => {
                 tracing::error!(%error, "failed to start the thread of traces");
-                Tracer { spans: None, thread: Mutex::default() }
+                off
             }
         }
     }
@@ -131,9 +135,17 @@ impl Tracer {
     /// Sends a span that ends now. Never waits.
     pub(crate) fn send(&self, span: Span) {
         let Some(spans) = &self.spans else { return };
-        let ended = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        if let Err(TrySendError::Disconnected(_)) = spans.try_send((ended, span)) {
+        let times = [span.started, Instant::now()].map(|moment| self.unix_nanos(moment));
+        if let Err(TrySendError::Disconnected(_)) = spans.try_send((times, span)) {
             tracing::error!("the thread of traces has ended");
+        }
+    }
+
+    fn unix_nanos(&self, moment: Instant) -> u128 {
+        let (epoch, nanos) = self.epoch;
+        match moment.checked_duration_since(epoch) {
+            Some(later) => nanos + later.as_nanos(),
+            None => nanos.saturating_sub(epoch.duration_since(moment).as_nanos()),
         }
     }
 }
@@ -147,7 +159,7 @@ impl Drop for Tracer {
     }
 }
 
-fn send_all(config: &TraceConfig, spans: &Receiver<(u128, Span)>) {
+fn send_all(config: &TraceConfig, spans: &Receiver<([u128; 2], Span)>) {
     let url = format!("{}/v1/traces", config.endpoint.trim_end_matches('/'));
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
     let mut reported: Option<Instant> = None;
@@ -178,17 +190,16 @@ fn send_all(config: &TraceConfig, spans: &Receiver<(u128, Span)>) {
     }
 }
 
-fn message(config: &TraceConfig, spans: &[(u128, Span)]) -> Value {
+fn message(config: &TraceConfig, spans: &[([u128; 2], Span)]) -> Value {
     let service = [("service.name", config.service.clone())];
-    let spans: Vec<Value> = spans.iter().map(|(ended, span)| span_json(*ended, span)).collect();
+    let spans: Vec<Value> = spans.iter().map(|(times, span)| span_json(*times, span)).collect();
     json!({ "resourceSpans": [{
         "resource": { "attributes": attributes(&service) },
         "scopeSpans": [{ "scope": { "name": "kiln", "version": env!("CARGO_PKG_VERSION") }, "spans": spans }],
     }] })
 }
 
-fn span_json(ended: u128, span: &Span) -> Value {
-    let started = ended.saturating_sub(span.took.as_nanos());
+fn span_json([started, ended]: [u128; 2], span: &Span) -> Value {
     let mut json = json!({
         "traceId": hex(span.context.trace),
         "spanId": hex(span.context.span),

@@ -149,8 +149,8 @@ impl Server {
     fn trace_submission(&self, live: &LiveJob, parent: Option<TraceContext>, started: Instant) {
         let Some(context) = live.trace else { return };
         let attributes = vec![("kiln.job", live.id.clone()), ("kiln.client", live.client.clone())];
-        let (kind, took) = (SpanKind::Producer, started.elapsed());
-        self.tracer.send(Span { name: "submit", kind, context, parent, took, attributes, error: None });
+        let kind = SpanKind::Producer;
+        self.tracer.send(Span { name: "submit", kind, context, parent, started, attributes, error: None });
     }
 
     /// Gives back a reserved place.
