@@ -101,6 +101,12 @@ pub trait Catalogue: Send + Sync {
         None
     }
 
+    /// The file of a LoRA, where it is on this machine.
+    fn lora_file(&self, name: &str) -> Option<PathBuf> {
+        let _ = name;
+        None
+    }
+
     /// The models that [`download`](Catalogue::download) accepts; none where downloads are not allowed.
     fn downloadable(&self) -> Vec<DownloadableModel> {
         Vec::new()

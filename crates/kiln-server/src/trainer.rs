@@ -187,4 +187,10 @@ pub trait Trainer: Send + Sync + 'static {
     fn clean_up(&self, folder: &Path) {
         let _ = folder;
     }
+
+    /// Deletes the file of a LoRA that [`train`](Trainer::train) has written. Returns false if it is gone.
+    fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
+        let _ = name;
+        Ok(false)
+    }
 }

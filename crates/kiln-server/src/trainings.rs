@@ -10,6 +10,7 @@
 
 mod accept;
 mod check_queue;
+mod loras;
 mod record;
 mod runner;
 mod training;
@@ -22,6 +23,7 @@ use kiln_base::{lock, wait};
 pub(crate) use accept::NewPicture;
 use accept::check_unfinished;
 use check_queue::CheckQueue;
+pub(crate) use loras::TrainedLoras;
 pub use runner::TrainingProgress;
 pub(crate) use training::{Training, TrainingSnapshot, TrainingState, thin};
 
@@ -33,6 +35,7 @@ use crate::trainer::Trainer;
 /// The trainings of a server, and what runs them.
 pub(crate) struct Trainings {
     pub(crate) trainer: Arc<dyn Trainer>,
+    pub(crate) loras: TrainedLoras,
     folder: PathBuf,
     /// Oldest first.
     all: Mutex<Vec<Arc<Training>>>,
@@ -119,5 +122,18 @@ impl Trainings {
         }
         training.remove()?;
         Ok(true)
+    }
+
+    /// Deletes a LoRA that a training has written. Returns false if its file is gone already.
+    pub(crate) fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
+        let found = self.trainer.delete_lora(name)?;
+        self.loras.remove(name);
+        // The next LoRA of this name is another's.
+        for training in self.all().iter().filter(|training| training.snapshot().lora.as_deref() == Some(name))
+        {
+            training.change(|s| s.lora = None);
+            training.save();
+        }
+        Ok(found)
     }
 }

@@ -1,14 +1,15 @@
 //! The gallery API: generated images, their files and thumbnails.
 
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use kiln_image::{Encoding, Filter};
 use serde::{Deserialize, Serialize};
 
+use super::conditional::ETag;
 use super::error::ApiError;
-use super::file::file_response;
-use super::{Caller, Path, Query, json, response, run_blocking};
+use super::file::{bytes_response, file_response};
+use super::{Caller, Path, Query, immutable, json, response, run_blocking};
 use crate::Server;
 use crate::generator::JobError;
 use crate::store::{FileKind, ImageQuery, ImageRow, thumbnail_file};
@@ -156,6 +157,7 @@ pub(crate) async fn delete(
 pub(crate) async fn file(
     State(server): State<Server>,
     caller: Caller,
+    headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let row = find(&server, id, caller).await?;
@@ -163,9 +165,10 @@ pub(crate) async fn file(
     let response = run_blocking(move || {
         let missing = || ApiError::not_found("file of image", &row.id);
         let path = server.files.path(FileKind::Image, &row.file)?.ok_or_else(missing)?;
-        file_response(&path, media_type).map_err(|_| missing())
+        let etag = Some(ETag::of_name(&row.id));
+        file_response(&path, media_type, etag, &headers).map(immutable).map_err(|_| missing())
     });
-    Ok(immutable(response.await?))
+    response.await
 }
 
 /// Returns a thumbnail of an image as JPEG.
@@ -176,11 +179,12 @@ pub(crate) async fn file(
 pub(crate) async fn thumbnail(
     State(server): State<Server>,
     caller: Caller,
+    headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let row = find(&server, id, caller).await?;
     let bytes = run_blocking(move || load_thumbnail(&server, &row)).await?;
-    Ok(immutable(response(StatusCode::OK, "image/jpeg", bytes.into())))
+    Ok(immutable(bytes_response(bytes.into(), "image/jpeg", &headers)))
 }
 
 /// Reads the thumbnail, or creates it at the first request.
@@ -211,11 +215,4 @@ pub(crate) fn shrink(server: &Server, name: &str, bytes: &[u8]) -> Result<Vec<u8
     let small = kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic);
     let encoding = Encoding { quality: Some(85), ..kiln_image::Format::Jpeg.into() };
     kiln_image::encode_with(&small, encoding, None).map_err(failed)
-}
-
-/// Lets browsers cache a response forever: an image never changes under its id.
-fn immutable(mut response: Response) -> Response {
-    let value = HeaderValue::from_static("private, max-age=31536000, immutable");
-    response.headers_mut().insert(header::CACHE_CONTROL, value);
-    response
 }

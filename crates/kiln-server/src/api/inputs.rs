@@ -1,15 +1,16 @@
 //! Uploaded input images, which any number of jobs can name.
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Serialize;
 
 use super::body::RequestBody;
+use super::conditional::ETag;
 use super::error::ApiError;
 use super::file::file_response;
 use super::recipes::UNREADABLE;
-use super::{Caller, Path, json, run_blocking, with_location};
+use super::{Caller, Path, immutable, json, run_blocking, with_location};
 use crate::Server;
 use crate::generator::JobError;
 
@@ -62,13 +63,16 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
 pub(crate) async fn file(
     State(server): State<Server>,
     caller: Caller,
+    headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let missing = || ApiError::not_found("input", &id);
         let path = server.input_path(&id, &caller)?.ok_or_else(missing)?;
         // Not a media type a browser would run; `<img>` shows it all the same.
-        file_response(&path, "application/octet-stream").map_err(|_| missing())
+        let etag = Some(ETag::of_name(&id));
+        let response = file_response(&path, "application/octet-stream", etag, &headers);
+        response.map(immutable).map_err(|_| missing())
     })
     .await
 }

@@ -3,6 +3,7 @@
 pub(crate) mod a1111;
 mod body;
 pub(crate) mod caller;
+mod conditional;
 mod downloads;
 pub(crate) mod error;
 mod extract;
@@ -78,6 +79,23 @@ pub(crate) fn response(status: StatusCode, media_type: &'static str, bytes: Byte
     let mut response = Response::new(Body::from(bytes));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}
+
+/// Lets browsers cache a file forever: it never changes under its name.
+pub(crate) fn immutable(response: Response) -> Response {
+    cached(response, "private, max-age=31536000, immutable")
+}
+
+/// Lets browsers keep a file, and ask by its tag whether it is still the same.
+pub(crate) fn cached_while_valid(response: Response) -> Response {
+    cached(response, "private, no-cache")
+}
+
+fn cached(mut response: Response, rule: &'static str) -> Response {
+    if !response.status().is_client_error() {
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static(rule));
+    }
     response
 }
 

@@ -94,6 +94,8 @@ endpoints! {
     get "/v1/loras" status::loras;
     get "/v1/loras/details" loras::details;
     get "/v1/loras/preview" loras::preview;
+    get "/v1/loras/{name}/file" loras::file;
+    delete "/v1/loras/{name}" loras::delete;
     get "/v1/downloads" downloads::list;
     post "/v1/downloads" downloads::start;
     delete "/v1/downloads/{model}" downloads::cancel;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::body::Json;
 use super::error::ApiError;
 use super::file::file_response;
-use super::{Caller, Path, json, run_blocking, with_location};
+use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
 use crate::Server;
 use crate::trainer::{LossPoint, TrainableModel, TrainingCheck, TrainingOrder};
 use crate::trainings::{NewPicture, Training, TrainingSnapshot, TrainingState, Trainings, thin};
@@ -379,6 +379,7 @@ pub(crate) async fn delete(
 pub(crate) async fn sample(
     State(server): State<Server>,
     caller: Caller,
+    headers: HeaderMap,
     Path((id, step)): Path<(String, u64)>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
@@ -387,7 +388,7 @@ pub(crate) async fn sample(
         let missing = || ApiError::not_found("sample", &step.to_string());
         let files = trainings.trainer.files(&training.run_path());
         let (_, path) = files.samples.into_iter().find(|(at, _)| *at == step).ok_or_else(missing)?;
-        file_response(&path, "image/png").map_err(|_| missing())
+        file_response(&path, "image/png", None, &headers).map(cached_while_valid).map_err(|_| missing())
     })
     .await
 }

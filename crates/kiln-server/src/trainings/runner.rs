@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::check_queue::CheckQueue;
 use super::training::{Training, TrainingState};
-use super::{Trainings, record};
+use super::{TrainedLoras, Trainings, record};
 use crate::Server;
 use crate::generator::{ErrorKind, JobError};
 use crate::trainer::{Trainer, TrainingEnd, TrainingStep};
@@ -23,9 +23,11 @@ impl Server {
     pub fn train_with(&self, trainer: impl Trainer) -> std::io::Result<JoinHandle<()>> {
         let folder = self.folder().join("trainings");
         record::create_folder(&folder)?;
+        let all = record::load(&folder)?;
         let trainings = Trainings {
             trainer: Arc::new(trainer),
-            all: Mutex::new(record::load(&folder)?),
+            loras: TrainedLoras::load(&folder, &all),
+            all: Mutex::new(all),
             folder,
             wake: Condvar::new(),
             checks: CheckQueue::default(),
@@ -72,6 +74,7 @@ impl Server {
         match end {
             Ok(TrainingEnd::Done(lora)) => {
                 trainings.trainer.clean_up(&training.run_path());
+                trainings.loras.insert(&lora, &training.client);
                 training.end(TrainingState::Done, None, Some(lora));
             }
             Ok(TrainingEnd::Stopped) => return self.end_stopped(&training),

@@ -1,7 +1,7 @@
 //! A trainer that only counts: a millisecond a step, with a checkpoint every ten. The name of the LoRA selects its behaviour.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use crate::harness::png;
 pub struct FakeTrainer {
     /// What happened: `train NAME from STEP`.
     pub events: Arc<Mutex<Vec<String>>>,
+    /// Where the LoRAs go, if anywhere.
+    pub loras: Option<PathBuf>,
 }
 
 impl FakeTrainer {
@@ -110,7 +112,11 @@ impl Trainer for FakeTrainer {
             }
         }
         progress.note("it went well");
-        Ok(TrainingEnd::Done(format!("{name}-lora")))
+        let lora = format!("{name}-lora");
+        if let Some(loras) = &self.loras {
+            fs::write(loras.join(format!("{lora}.safetensors")), format!("weights of {name}")).unwrap();
+        }
+        Ok(TrainingEnd::Done(lora))
     }
 
     fn idle_time(&self) -> Duration {
@@ -121,5 +127,10 @@ impl Trainer for FakeTrainer {
         let sample = |step: u64| (step, folder.join(format!("{step}.png")));
         let samples = (1..=100).map(|n| sample(10 * n)).filter(|(_, path)| path.exists()).collect();
         TrainingFiles { losses: losses(folder), samples, resumable: folder.join("state").exists() }
+    }
+
+    fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
+        let Some(loras) = &self.loras else { return Ok(false) };
+        fs::remove_file(loras.join(format!("{name}.safetensors"))).map(|()| true)
     }
 }

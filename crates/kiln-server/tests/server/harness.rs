@@ -305,13 +305,13 @@ impl TestServer {
     }
 
     /// A server that is open already.
-    #[cfg(feature = "fleet")]
     pub fn of(server: Server) -> TestServer {
         TestServer {
             router: router(server.clone()),
             inner: server,
             received: Arc::default(),
             folder: Arc::new(TempDir::new().unwrap()),
+            #[cfg(feature = "fleet")]
             workers: Mutex::default(),
         }
     }

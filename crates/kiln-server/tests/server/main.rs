@@ -37,6 +37,7 @@ mod storage;
 mod submitting;
 mod tls;
 mod traces;
+mod trained_loras;
 mod trainings;
 mod upscale;
 

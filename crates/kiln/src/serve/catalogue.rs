@@ -223,6 +223,10 @@ impl Catalogue for ModelCatalogue {
         files::lora_preview(self.loras.as_deref(), name)
     }
 
+    fn lora_file(&self, name: &str) -> Option<PathBuf> {
+        self.lora(name)
+    }
+
     fn downloadable(&self) -> Vec<DownloadableModel> {
         if self.downloads { downloads::models() } else { Vec::new() }
     }
@@ -275,6 +279,10 @@ impl Catalogue for SharedCatalogue {
 
     fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
         self.0.lora_preview(name)
+    }
+
+    fn lora_file(&self, name: &str) -> Option<PathBuf> {
+        self.0.lora_file(name)
     }
 
     fn downloadable(&self) -> Vec<DownloadableModel> {

@@ -17,6 +17,7 @@ use kiln_server::{
 use kiln_train::{Log, RunFiles, check_variant};
 
 use super::catalogue::ModelCatalogue;
+use super::files;
 use super::turn::DeviceLock;
 use crate::args::{Cli, Command, MachineArgs, TrainArgs};
 use crate::error::{CliError, ErrorKind};
@@ -239,6 +240,14 @@ impl Trainer for ServerTrainer {
             losses: losses.iter().map(|line| (line.step, line.loss, line.smoothed)).collect(),
             samples: kiln_train::sample_sheets(&files.samples()),
             resumable: files.state().is_file(),
+        }
+    }
+
+    fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
+        let Some(path) = files::find(Some(&self.loras), name) else { return Ok(false) };
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            removed => removed.map(|()| true),
         }
     }
 
