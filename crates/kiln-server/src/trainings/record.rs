@@ -9,7 +9,7 @@ use kiln_base::AtomicFile;
 use serde::{Deserialize, Serialize};
 
 use super::training::{Training, TrainingSnapshot, TrainingState};
-use crate::trainer::{TrainingCheck, TrainingOrder};
+use crate::trainer::{Trainer, TrainingCheck, TrainingOrder};
 
 const FILE: &str = "training.json";
 
@@ -60,7 +60,7 @@ pub(super) fn create_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Reads all trainings, oldest first. One that was running when the process ended is interrupted.
-pub(super) fn load(folder: &Path) -> io::Result<Vec<Arc<Training>>> {
+pub(super) fn load(folder: &Path, trainer: &dyn Trainer) -> io::Result<Vec<Arc<Training>>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)?.flatten() {
         let path = entry.path();
@@ -77,7 +77,7 @@ pub(super) fn load(folder: &Path) -> io::Result<Vec<Arc<Training>>> {
             read => read,
         };
         match read.and_then(|bytes| Ok(serde_json::from_slice::<Record>(&bytes)?)) {
-            Ok(record) => found.push(Arc::new(restore(record, &path))),
+            Ok(record) => found.push(Arc::new(restore(record, &path, trainer))),
             Err(error) => tracing::error!(%error, "the training in `{}` can't be read", path.display()),
         }
     }
@@ -85,12 +85,18 @@ pub(super) fn load(folder: &Path) -> io::Result<Vec<Arc<Training>>> {
     Ok(found)
 }
 
-fn restore(record: Record, folder: &Path) -> Training {
+fn restore(record: Record, folder: &Path, trainer: &dyn Trainer) -> Training {
     let was_running = matches!(record.state, TrainingState::Preparing | TrainingState::Running);
-    let state = if was_running { TrainingState::Interrupted } else { record.state };
+    let (mut state, mut step) = (record.state, record.step);
+    if was_running {
+        state = TrainingState::Interrupted;
+        // The record is written when a training starts and ends; its losses after every step.
+        let losses = trainer.files(&Training::run_folder(folder)).losses;
+        step = losses.last().map_or(step, |point| point.0);
+    }
     let snapshot = TrainingSnapshot {
         state,
-        step: record.step,
+        step,
         notes: record.notes.clone(),
         error: record.error.clone(),
         lora: record.lora.clone(),

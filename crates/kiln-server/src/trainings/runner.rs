@@ -23,7 +23,7 @@ impl Server {
     pub fn train_with(&self, trainer: impl Trainer) -> std::io::Result<JoinHandle<()>> {
         let folder = self.folder().join("trainings");
         record::create_folder(&folder)?;
-        let all = record::load(&folder)?;
+        let all = record::load(&folder, &trainer)?;
         let trainings = Trainings {
             trainer: Arc::new(trainer),
             loras: TrainedLoras::load(&folder, &all),

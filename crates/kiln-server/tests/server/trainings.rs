@@ -229,6 +229,40 @@ async fn a_stopped_server_continues_a_training_and_a_killed_one_offers_it() {
 }
 
 #[tokio::test]
+async fn a_killed_training_tells_its_last_step() {
+    let folder = Arc::new(TempDir::new().unwrap());
+    let open = || TestServer::open(Arc::clone(&folder), |_| {}, true);
+    let first = open();
+    let thread = first.inner.train_with(FakeTrainer::default()).unwrap();
+    let id = start(&first, "me", 40).await;
+    until_status(&first, &id, "done").await;
+    first.inner.close();
+    thread.join().unwrap();
+    drop(first);
+    // As a process leaves it that was killed after step 37: the record is of the start, the checkpoint of step 30.
+    let training = folder.path().join("trainings").join(&id);
+    let record = std::fs::read_to_string(training.join("training.json")).unwrap();
+    let record = record.replace("\"state\": \"done\"", "\"state\": \"running\"");
+    std::fs::write(training.join("training.json"), record.replace("\"step\": 40", "\"step\": 0")).unwrap();
+    std::fs::write(training.join("run/state"), "30").unwrap();
+    let log: String = (1..=37).map(|step| format!("{step}\n")).collect();
+    std::fs::write(training.join("run/log"), log).unwrap();
+    let second = open();
+    let trainer = FakeTrainer::default();
+    let thread = second.inner.train_with(trainer.clone()).unwrap();
+    for path in ["/v1/trainings".to_owned(), format!("/v1/trainings/{id}")] {
+        let answer = second.get(&path).await.ok().json();
+        let view = if answer["data"].is_null() { &answer } else { &answer["data"][0] };
+        assert_eq!((&view["status"], &view["step"]), (&json!("interrupted"), &json!(37)), "{path}");
+    }
+    act(&second, &id, "resume").await.ok();
+    until_status(&second, &id, "done").await;
+    assert_eq!(trainer.events(), ["train me from 30"]);
+    second.inner.close();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
 async fn wrong_orders_and_pictures_are_refused_and_leave_nothing() {
     let server = TestServer::with(|config| config.limits.input_pixels = 10_000);
     server.inner.train_with(FakeTrainer::default()).unwrap();
