@@ -37,7 +37,7 @@ test("on a phone the image is in sight while it is generated, and after", async 
     const page = await openPage(context, server.address);
     await page.waitForSelector("[data-ready]");
     await page.evaluate(() => document.querySelector("#steps-number").scrollIntoView());
-    await submit(page, "a phone", 8);
+    await submit(page, "a phone", 60);
     await running(page);
     await page.waitForSelector("#image.preview");
     await page.waitForFunction(() => document.querySelector("#figure").getBoundingClientRect().top >= 0);

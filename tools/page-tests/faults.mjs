@@ -12,24 +12,24 @@ test("errors are in sight, wherever the page is scrolled to", async (page) => {
   await visible(page, "#size-note");
   await page.evaluate(() => scrollTo(0, document.body.scrollHeight));
   await page.keyboard.press("Control+Enter");
-  await visible(page, "#alert");
-  await matches(page, "#alert-text", /4096x4096 is too large/);
-  assert.ok(await isInView(page, "#alert"));
+  await visible(page, "#alerts .alert");
+  await matches(page, ".alert-text", /4096x4096 is too large/);
+  assert.ok(await isInView(page, "#alerts .alert"));
   await shot(page, "error");
   await page.evaluate(() => scrollTo(0, 0));
   await page.setViewportSize({ width: 1360, height: 900 });
   // In a dialog, too, and it can be closed there.
   await page.locator("#grid .open").nth(0).click();
-  assert.ok(await isInView(page, "#alert"));
-  await page.click("#alert-close");
-  await hidden(page, "#alert");
+  assert.ok(await isInView(page, "#alerts .alert"));
+  await page.click(".alert-close");
+  await hidden(page, "#alerts .alert");
   await page.keyboard.press("Escape");
   await page.click("#generate");
-  await visible(page, "#alert");
+  await visible(page, "#alerts .alert");
   await small(page);
   await generate(page, "a cat");
   // The next success hides the error.
-  await hidden(page, "#alert");
+  await hidden(page, "#alerts .alert");
 });
 
 test("a server that goes away is noticed, and its jobs continue when it is back", async (_, { browser }) => {
@@ -38,7 +38,7 @@ test("a server that goes away is noticed, and its jobs continue when it is back"
   try {
     const page = await openPage(context, server.address);
     await page.waitForSelector("[data-ready]");
-    await submit(page, "a slow cat", 10);
+    await submit(page, "a slow cat", 150);
     await running(page);
     await server.kill();
     await visible(page, "#offline");
@@ -46,7 +46,7 @@ test("a server that goes away is noticed, and its jobs continue when it is back"
     assert.equal(await page.title(), "Kiln", "the title shows no frozen progress");
     await shot(page, "offline");
     await page.click("#generate");
-    await matches(page, "#alert-text", /can't be reached/);
+    await matches(page, ".alert-text", /can't be reached/);
     server = await server.restart();
     await hidden(page, "#offline");
     await matches(page, "#working-text", /Step|Queued|Loading/);
@@ -66,7 +66,7 @@ test("a server with an API key asks for it", async (_, { browser }) => {
     await stranger.waitForSelector("#key-dialog[open]");
     await stranger.fill("#key", "wrong");
     await stranger.keyboard.press("Enter");
-    await stranger.waitForSelector("#key-wrong:not([hidden])");
+    await stranger.waitForSelector("#key-wrong:not(:empty)");
     await stranger.fill("#key", "a-secret-of-16-letters");
     await stranger.keyboard.press("Enter");
     await stranger.waitForSelector("[data-ready]");

@@ -128,7 +128,7 @@ test("deleted images come back with undo, and from the trash", async (page, { se
   await page.click("#viewer-actions .danger");
   await count(page, "#grid li", before - 1);
   // The note is inside the dialog: what is outside can't be used.
-  await page.click("#toast-action");
+  await page.click(".toast-action");
   await count(page, "#grid li", before);
   assert.equal(await first(page).getAttribute("data-image"), id, "at its old place");
   await page.keyboard.press("Escape");
@@ -188,7 +188,7 @@ test("lists wait for changes that the server has not confirmed", async (page, { 
   await page.click("#selection-delete");
   await page.selectOption("#gallery-filter", "favourite");
   await matches(page, "#gallery-empty", /that you star/);
-  await page.click("#toast-action");
+  await page.click(".toast-action");
   await matches(page, "#gallery-empty", /that you star/);
   await page.selectOption("#gallery-filter", "");
   await count(page, "#grid li", before);
@@ -209,7 +209,7 @@ test("windows show each other's changes", async (page, { server, context }) => {
   await other.click("#selection-delete");
   await page.waitForSelector(`[data-image="${gone}"]`, { state: "detached" });
   await matches(page, "#selection-count", /^1 selected$/);
-  await other.click("#toast-action");
+  await other.click(".toast-action");
   await page.waitForSelector(`[data-image="${gone}"]`);
   await other.locator(`[data-image="${starred}"] .star`).click();
   await matches(page, `[data-image="${starred}"] .star`, /false/, "aria-pressed");
@@ -219,7 +219,7 @@ test("windows show each other's changes", async (page, { server, context }) => {
   await page.click("#selection-clear");
   await page.locator(`[data-image="${gone}"] .star`).click();
   await page.waitForSelector(`[data-image="${gone}"]`, { state: "detached" });
-  await page.click("#alert-close");
+  await page.click(".alert-close");
 });
 
 test("favourites are starred with the keyboard and survive a reload", async (page, { server }) => {

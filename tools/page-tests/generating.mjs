@@ -6,17 +6,17 @@ import { count, generate, hidden, images, matches, running, shot, steps, submit,
 
 test("an image is generated with a live preview, progress and time left", async (page) => {
   await page.fill("#prompt", "a red apple on a blue background");
-  await steps(page, 12);
+  await steps(page, 60);
   const before = await page.locator("#grid li").count();
   await page.keyboard.press("Control+Enter");
   await page.waitForSelector("#image.preview", { timeout: 60_000 });
-  await page.waitForFunction(() => /Step \d+ of 12 · about .* left/.test(document.querySelector("#working-text").textContent));
+  await page.waitForFunction(() => /Step \d+ of 60 · about .* left/.test(document.querySelector("#working-text").textContent));
   await page.waitForFunction(() => Number(document.querySelector("#bar").getAttribute("aria-valuenow")) > 40);
   await shot(page, "preview");
   await page.waitForSelector("#image:not(.preview)", { timeout: 60_000 });
   assert.equal(await page.evaluate(() => document.querySelector("#image").decode().then(() => document.querySelector("#image").naturalWidth)), 128);
   await count(page, "#grid li", before + 1);
-  await hidden(page, "#alert");
+  await hidden(page, "#alerts .alert");
   await page.waitForFunction(() => [...document.querySelectorAll("#grid img")].every((i) => i.complete));
   await shot(page, "generated");
 });

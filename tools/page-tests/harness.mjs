@@ -79,9 +79,12 @@ async function start(folder, port, options) {
     await kill();
     rmSync(folder, { recursive: true, force: true });
   };
+  /** Stops it from answering, with its connections open; and lets it go on. */
+  const freeze = () => server.kill("SIGSTOP");
+  const thaw = () => server.kill("SIGCONT");
   /** Starts it again at the same address with the same data. */
   const restart = () => start(folder, Number(new URL(address).port), options);
-  return { address, folder, kill, stop, restart, log: () => log };
+  return { address, folder, kill, stop, restart, freeze, thaw, log: () => log };
 }
 
 /** Opens the page of a server in a new window. Its images are small: they take a quarter of the time. */

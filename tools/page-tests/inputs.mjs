@@ -43,10 +43,10 @@ test("reference images are added, reordered, sent, and survive a reload", async 
 
 test("a file that can't be used is named", async (page) => {
   await page.setInputFiles("#files", { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("not an image") });
-  await matches(page, "#alert-text", /“notes\.txt” can't be used: it is not an image/);
+  await matches(page, ".alert-text", /“notes\.txt” can't be used: it is not an image/);
   await page.setInputFiles("#files", { name: "broken.png", mimeType: "image/png", buffer: Buffer.from("not a PNG") });
-  await matches(page, "#alert-text", /“broken\.png” can't be used/);
-  await page.click("#alert-close");
+  await matches(page, ".alert-text", /“broken\.png” can't be used/);
+  await page.click(".alert-close");
   await count(page, "#references li", 0);
 });
 
@@ -69,8 +69,8 @@ test("an image with a recipe brings its settings back", async (page) => {
   await page.fill("#prompt", "something else");
   await page.click("#lock");
   await page.setInputFiles("#files", { name: "hat.png", mimeType: "image/png", buffer });
-  await matches(page, "#toast-text", /hat\.png.*settings/);
-  await page.click("#toast-action");
+  await matches(page, ".toast-text", /hat\.png.*settings/);
+  await page.click(".toast-action");
   await matches(page, "#prompt", /^a purple hat$/);
   assert.deepEqual([await page.inputValue("#seed"), await page.inputValue("#steps-number")], ["4711", "3"]);
   await matches(page, "#lock", /true/, "aria-pressed");
@@ -91,11 +91,11 @@ test("a hostile recipe runs nothing, and the page tells what is wrong with it", 
   const add = (name, text) => page.setInputFiles("#files", { name, mimeType: "image/png", buffer: png(64, 64, [9, 9, 9], text) });
   const use = async (text) => {
     await add(`${name}.png`, text);
-    await matches(page, "#toast-text", /holds the settings/);
-    await page.click("#toast-action");
+    await matches(page, ".toast-text", /holds the settings/);
+    await page.click(".toast-action");
   };
   await use(json(recipe));
-  await matches(page, "#toast-text", /Settings restored, without .*onerror/);
+  await matches(page, ".toast-text", /Settings restored, without .*onerror/);
   assert.ok((await page.inputValue("#prompt")).includes("<script>"), "the prompt is text");
   // The numbers are beyond every limit: the form says so, and nothing is sent.
   assert.ok(await page.locator("#form :invalid:not(fieldset)").count());
@@ -110,15 +110,15 @@ test("a hostile recipe runs nothing, and the page tells what is wrong with it", 
     [attack, /nvalid recipe/],
   ]) {
     await use(text);
-    await matches(page, "#alert-text", words);
-    assert.ok((await page.textContent("#alert-text")).length < 600);
-    await page.click("#alert-close");
+    await matches(page, ".alert-text", words);
+    assert.ok((await page.textContent(".alert-text")).length < 600);
+    await page.click(".alert-close");
   }
   await add("large.png", "x".repeat(3 << 20));
-  await matches(page, "#alert-text", /settings in “large\.png” can't be used: the recipe is damaged or longer than 1 MiB/);
+  await matches(page, ".alert-text", /settings in “large\.png” can't be used: the recipe is damaged or longer than 1 MiB/);
   assert.equal(await page.evaluate(() => window.hacked), undefined);
   assert.equal(await page.locator("img[src='x'], script:not([src])").count(), 0);
-  await page.click("#alert-close");
+  await page.click(".alert-close");
   await page.evaluate(() => localStorage.removeItem("kiln.inputs"));
   await reload(page);
   await small(page);

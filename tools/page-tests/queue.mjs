@@ -3,13 +3,12 @@
 import assert from "node:assert/strict";
 
 import { openPage } from "./harness.mjs";
-import { count, generate, hidden, matches, running, shot, steps, submit, test, visible, violations } from "./steps.mjs";
+import { count, generate, hidden, matches, occupy, shot, steps, submit, test, visible, violations } from "./steps.mjs";
 
 const prompts = (page) => page.locator("#queue .prompt").allTextContents();
 
 test("queued jobs are reordered with the keyboard and cancelled", async (page) => {
-  await submit(page, "a house", 200);
-  await running(page);
+  await occupy(page, "a house");
   // Jobs with other steps don't join a batch that is planned already.
   for (const [i, prompt] of ["a crown", "a boat", "a bell"].entries()) await submit(page, prompt, 3 + i);
   await count(page, "#queue li", 3);
@@ -27,8 +26,7 @@ test("queued jobs are reordered with the keyboard and cancelled", async (page) =
 });
 
 test("two windows reorder the queue at the same time", async (page, { context, server }) => {
-  await submit(page, "a tower", 200);
-  await running(page);
+  await occupy(page, "a tower");
   for (const [i, prompt] of ["a crown", "a boat", "a bell", "a lamp"].entries()) await submit(page, prompt, 3 + i);
   await count(page, "#queue li", 4);
   const other = await openPage(context, server.address);
@@ -83,8 +81,7 @@ test("a job of another client is neither shown nor cancelled", async (page, { se
 });
 
 test("many queued jobs do not use up the browser's connections", async (page) => {
-  await submit(page, "a wall", 200);
-  await running(page);
+  await occupy(page, "a wall");
   for (let i = 0; i < 8; i++) await page.evaluate(() => document.querySelector("#form").requestSubmit());
   await page.waitForFunction(() => document.querySelectorAll("#queue li").length >= 1);
   for (let i = 0; i < 7; i++) {

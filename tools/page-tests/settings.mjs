@@ -95,7 +95,7 @@ test("styles are used, added and deleted with undo", async (page) => {
   await page.click("#style-edit");
   await page.click("#style-delete");
   assert.equal(await page.inputValue("#style"), "");
-  await page.click("#toast-action");
+  await page.click(".toast-action");
   assert.equal(await page.inputValue("#style"), "Neon");
   await page.selectOption("#style", "");
 });
@@ -137,8 +137,8 @@ test("a model is downloaded with progress, cancelled, resumed and used", async (
     await page.click("[aria-label='Cancel the download of klein-4b']");
     hub.release();
     await page.click("[aria-label='Resume klein-4b']");
-    await matches(page, "#toast-text", /klein-4b is ready/);
-    await page.click("#toast-action");
+    await matches(page, ".toast-text", /klein-4b is ready/);
+    await page.click(".toast-action");
     await page.keyboard.press("Escape");
     assert.equal(await page.inputValue("#model"), "klein-4b");
   } finally {

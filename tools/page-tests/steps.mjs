@@ -52,6 +52,16 @@ export async function submit(page, prompt, n) {
   await page.click("#generate");
 }
 
+/** Submits a job that is long enough on a fast machine, too, and waits until it runs. */
+export async function occupy(page, prompt) {
+  await images(page, 8);
+  for (const side of ["width", "height"]) await page.fill(`#${side}-number`, "256");
+  await submit(page, prompt, 200);
+  await images(page, 1);
+  await small(page);
+  await running(page);
+}
+
 /** Generates an image with few steps and waits for it. */
 export async function generate(page, prompt, n = 2) {
   const before = await page.locator("#grid li").count();

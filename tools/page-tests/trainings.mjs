@@ -6,18 +6,19 @@ import { join } from "node:path";
 import { openPage, png, startAlone } from "./harness.mjs";
 import { count, hidden, matches, shot, steps, test, visible, violations } from "./steps.mjs";
 
-const file = (name, colour) => ({ name, mimeType: "image/png", buffer: png(64, 64, colour) });
+export const file = (name, colour) => ({ name, mimeType: "image/png", buffer: png(64, 64, colour) });
 const text = (name, caption) => ({ name, mimeType: "text/plain", buffer: Buffer.from(caption) });
 
 /** Starts a server that trains, with Ember base among its models, and opens its page. */
-async function open(browser) {
+export async function open(browser, ...options) {
   const models = process.env.KILN_MODELS;
   process.env.KILN_MODELS = join(process.env.TESTDATA, "../assets/ember");
-  const server = await startAlone("--train");
+  const server = await startAlone("--train", ...options);
   const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, colorScheme: "dark" });
   const page = await openPage(context, server.address);
   // Loading models and encoding pictures takes a while on a busy machine.
   page.setDefaultTimeout(90_000);
+  if (options.includes("--api-key")) await signIn(page, options[options.indexOf("--api-key") + 1]);
   await page.waitForSelector("[data-ready]");
   const close = async (last = server) => {
     await context.close();
@@ -28,8 +29,15 @@ async function open(browser) {
   return { page, server, close };
 }
 
+export async function signIn(page, key) {
+  await page.waitForSelector("#key-dialog[open]");
+  await page.fill("#key", key);
+  await page.keyboard.press("Enter");
+  await hidden(page, "#key-dialog");
+}
+
 /** Fills in the form of a small training. */
-async function fill(page, name, n) {
+export async function fill(page, name, n) {
   await page.click("#train-open");
   await visible(page, "#train-form");
   await page.setInputFiles("#train-files", [file("fox.png", [200, 90, 20]), file("hen.png", [240, 230, 200]), text("fox.txt", "a fox on orange")]);
@@ -98,13 +106,19 @@ test("a training is cancelled, resumed, survives a kill, and is deleted", async 
     await page.keyboard.press("Enter");
     await matches(page, "#train-status", /Training/);
     await matches(page, "#train-open", /Train \d+ %/);
+    await matches(page, "#train-text", /Step \d{2,} of 3000/);
     await server.kill();
     last = await server.restart();
     await matches(page, "#train-status", /Interrupted/);
+    await matches(page, "#train-text", /Stopped at step \d{2,} of 3000.*Resume/);
     await shot(page, "train-interrupted");
     await visible(page, "#train-resume");
-    await page.click("#train-delete");
-    await page.click("#toast-action");
+    // Asked every time: neither a double click nor a second thought deletes anything.
+    await page.dblclick("#train-delete");
+    await page.waitForTimeout(500);
+    assert.equal(await page.locator("#train-list li").count(), 1);
+    await page.locator(".toast-close").first().click();
+    await page.click(".toast-action");
     await visible(page, "#train-form");
     await count(page, "#train-list li", 0);
   } finally {

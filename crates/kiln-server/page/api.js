@@ -1,146 +1,124 @@
-// Calls to the server.
+// Calls to the server. Every one has a time limit; what is harmless to repeat is repeated.
 
-import { untilReachable } from "./connection.js";
-import { $, memory, openDialog } from "./dom.js";
-import { trying } from "./notices.js";
+import { problem, untilReachable } from "./connection.js";
+import { memory, sleep } from "./dom.js";
+import { askForKey } from "./session.js";
 
 const client = memory.get("client") ?? crypto.getRandomValues(new Uint32Array(2)).join("-");
 memory.set("client", client);
-/** Silence of a job's events after which the connection is checked, and the pause before events are opened again, in ms. */
-const [SILENCE, PAUSE] = [15_000, 1000];
+/** Silence after which the server is asked for a sign of life, in ms. */
+const PATIENCE = 5000;
+/** The longest waits, in ms: for an answer of a server that is alive, of one that was away, and for one that is away. */
+const [LIMIT, RETURN, AWAY] = [60_000, 10_000, 20_000];
+/** Answers of a server, or of a proxy before it, that has no time at the moment. */
+const BUSY = [429, 502, 503, 504];
+/** Pauses before a call is repeated, in ms; there are no more repetitions. */
+const PAUSES = [500, 1000, 2000, 4000];
 
-/** The open key dialog; calls that need the key share it. */
-let keyDialog = null;
+/** An answer that never came. */
+class NoAnswer extends Error {}
 
-function askForKey() {
-  keyDialog ??= new Promise((resolve) => {
-    const [dialog, form] = [$("key-dialog"), $("key-form")];
-    form.onsubmit = async (event) => {
-      event.preventDefault();
-      const key = $("key").value;
-      const response = await fetch("/v1/session", { method: "POST", headers: { authorization: `Bearer ${key}` } });
-      $("key-wrong").hidden = response.ok;
-      if (response.ok) {
-        showSignOut(true);
-        dialog.close();
-        keyDialog = null;
-        resolve();
-      }
-    };
-    dialog.oncancel = (event) => event.preventDefault();
-    openDialog(dialog);
-  });
-  return keyDialog;
-}
-
-/** Offers to end the session; remembered, because scripts can't see its cookie. */
-function showSignOut(signedIn) {
-  memory.set("signed-in", signedIn);
-  $("sign-out").hidden = !signedIn;
-}
-
-/** Ends the session, and asks for the key again. */
-async function signOut() {
-  await call("/v1/session", { method: "DELETE" });
-  showSignOut(false);
-  location.reload();
-}
-
-showSignOut(memory.get("signed-in") === true);
-$("sign-out").onclick = () => trying(signOut);
-
-/** Calls the server; throws an error with the server's message. */
-export async function call(path, options = {}) {
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers: { "x-client-id": client, ...options.headers } });
-  } catch {
-    untilReachable();
-    throw new Error("The server can't be reached. Is it still running?");
-  }
-  if (response.status === 401) {
-    await askForKey();
-    return call(path, options);
-  }
-  if (!response.ok) {
-    let message = `${response.status} ${response.statusText}`;
-    try {
-      message = (await response.json()).error.message;
-    } catch {
-      // Not the server's format; perhaps a proxy's response.
+/**
+ * Watches a call: `abort` gets an error if the server is alive without answering it. While the server is away, a banner
+ * says so and the call goes on: a server that was only stopped answers then. Returns `heard`, for signs of progress, and
+ * `stop`.
+ */
+export function watch(limit, abort) {
+  let [timer, since, longest, stopped] = [null, Date.now(), limit, false];
+  const look = async () => {
+    const isAway = (await problem()) !== null;
+    if (isAway) {
+      await untilReachable();
+      // What was sent before may be lost.
+      [since, longest] = [Date.now(), Math.min(limit, RETURN)];
     }
-    const error = new Error(message.charAt(0).toUpperCase() + message.slice(1));
-    error.status = response.status;
-    throw error;
-  }
-  return response.status === 204 ? null : response.json();
+    if (stopped) return;
+    if (Date.now() - since > longest) abort(new NoAnswer("The server did not answer this request."));
+    else timer = setTimeout(look, PATIENCE);
+  };
+  timer = setTimeout(look, PATIENCE);
+  return {
+    heard() {
+      [since, longest] = [Date.now(), limit];
+    },
+    stop() {
+      stopped = true;
+      clearTimeout(timer);
+    },
+  };
 }
+
+/** One attempt of a call with `fetch`. */
+async function exchange(path, { limit, read, ...options }) {
+  const controller = new AbortController();
+  const watched = watch(limit, (error) => controller.abort(error));
+  try {
+    const response = await fetch(path, { ...options, signal: controller.signal });
+    const { ok, status, statusText } = response;
+    const isEmpty = status === 204 || options.method === "HEAD";
+    return { ok, status, statusText, body: isEmpty ? null : await (ok ? response[read]() : response.text()) };
+  } finally {
+    watched.stop();
+  }
+}
+
+/** The error of a response. */
+function refusal({ status, statusText, body }) {
+  let message = `${status} ${statusText}`;
+  try {
+    message = JSON.parse(body).error.message;
+  } catch {
+    // Not the server's format; perhaps a proxy's response.
+  }
+  const error = new Error(message.charAt(0).toUpperCase() + message.slice(1));
+  error.status = status;
+  return error;
+}
+
+/**
+ * Calls the server; throws an error with the server's message. Calls that only read, and those with `again`, are repeated
+ * if the connection breaks; those with `once` only if the server is there. `read` names the form of the answer, `limit`
+ * the longest wait for it, `by` another way to send it.
+ */
+export async function call(path, { again = false, once = false, limit = LIMIT, read = "json", by = exchange, ...options } = {}) {
+  const isRead = !options.method || options.method === "GET" || options.method === "HEAD";
+  const sent = { ...options, limit, read, headers: { "x-client-id": client, ...options.headers } };
+  for (let attempt = 0; ; attempt++) {
+    const more = attempt < PAUSES.length;
+    try {
+      const answer = await by(path, sent);
+      if (answer.ok) return answer.body;
+      if (answer.status === 401) {
+        await askForKey();
+        continue;
+      }
+      if (!(isRead && more && BUSY.includes(answer.status))) throw refusal(answer);
+    } catch (error) {
+      if (error.status) throw error;
+      const found = error instanceof NoAnswer ? null : await problem();
+      const back = untilReachable();
+      if (isRead || again) {
+        // What the user gave to the page waits as long as it takes.
+        if (found) await (again ? back : Promise.race([back, sleep(AWAY)]));
+        if (!more || (found && !again && (await problem()))) throw failure(error);
+      } else if (!once || attempt || found) {
+        throw failure(error);
+      }
+    }
+    await sleep(PAUSES[Math.min(attempt, PAUSES.length - 1)]);
+  }
+}
+
+const failure = (error) => (error instanceof NoAnswer ? error : new Error("The server can't be reached. Is it still running?"));
 
 /** Sends JSON: a value, or text that is JSON already. */
-export const send = (method, path, body) => call(path, {
+export const send = (method, path, body, options = {}) => call(path, {
   method,
-  headers: { "content-type": "application/json" },
+  ...options,
+  headers: { "content-type": "application/json", ...options.headers },
   body: typeof body === "string" ? body : JSON.stringify(body),
 });
 
-/** Uploads an image; returns its name and size. */
-export const upload = (blob) =>
-  call("/v1/inputs", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: blob });
-
-const isFinal = (view) => view.status !== "queued" && view.status !== "running";
-
-/**
- * Follows a job: calls `on.progress`, `on.preview`, `on.picture`, and finally `on.end` or `on.lost`. If the server goes
- * away, events continue when it is back. Returns a function that stops it.
- */
-export function follow(id, on) {
-  let source = null;
-  let timer = null;
-  let stopped = false;
-  const stop = () => {
-    clearInterval(timer);
-    source.close();
-  };
-  const end = (view) => {
-    stop();
-    on.end(view);
-  };
-  const reopen = async () => {
-    stop();
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
-    await untilReachable();
-    if (stopped) return;
-    try {
-      const view = await call(`/v1/jobs/${id}`);
-      if (isFinal(view)) on.end(view);
-      else open();
-    } catch (error) {
-      if (error.status) on.lost(error);
-      else reopen();
-    }
-  };
-  const open = () => {
-    let heard = Date.now();
-    source = new EventSource(`/v1/jobs/${id}/events?previews=true`);
-    for (const name of ["progress", "preview", "picture"]) {
-      source.addEventListener(name, (event) => {
-        heard = Date.now();
-        on[name]?.(JSON.parse(event.data));
-      });
-    }
-    source.addEventListener("end", (event) => {
-      const view = JSON.parse(event.data);
-      // A job that is not final waits for the next start of the server.
-      if (isFinal(view)) end(view);
-      else reopen();
-    });
-    source.onerror = reopen;
-    // A connection may die without an error.
-    timer = setInterval(() => Date.now() - heard > SILENCE && untilReachable(), SILENCE);
-  };
-  open();
-  return () => {
-    stopped = true;
-    stop();
-  };
-}
+/** Submits a job. Its key makes it one job, even if it is sent again because no answer came. */
+export const submitJob = (path, body) =>
+  send("POST", path, body, { once: true, headers: { "idempotency-key": crypto.getRandomValues(new Uint32Array(4)).join("-") } });

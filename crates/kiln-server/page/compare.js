@@ -1,13 +1,14 @@
 // Two images side by side, or one over the other with a slider between them.
 
 import { $, memory, openDialog } from "./dom.js";
+import { showImage } from "./picture.js";
 
 let [left, right] = [null, null];
 
 function show() {
   for (const [side, image] of [["left", left], ["right", right]]) {
     for (const element of [$(`${side}-image`), $(`${side}-over`)]) {
-      element.src = image.url;
+      showImage(element, image.url);
       element.alt = image.prompt;
     }
     const request = image.order;

@@ -17,13 +17,7 @@ export function button(text, onclick, properties = {}) {
   return make("button", { type: "button", textContent: text, onclick, ...properties });
 }
 
-/** An image that is fetched again if the server is too busy for it. */
-export function picture(src, properties = {}) {
-  const image = make("img", { src, ...properties });
-  let attempts = 0;
-  image.onerror = () => attempts++ < 4 && setTimeout(() => (image.src = src), 400 * 2 ** attempts);
-  return image;
-}
+export const sleep = (time) => new Promise((resolve) => setTimeout(resolve, time));
 
 /** A drop-down list's choices. */
 export const options = (pairs) => pairs.map(([value, textContent]) => make("option", { value, textContent }));
@@ -31,6 +25,35 @@ export const options = (pairs) => pairs.map(([value, textContent]) => make("opti
 /** Changes a text only if it differs: screen readers announce every change. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+/** The longest press that things wait for, in milliseconds; a longer one is a drag. */
+const PRESS = 2000;
+let pressed = null;
+let waiting = [];
+
+function release() {
+  clearTimeout(pressed);
+  pressed = null;
+  const actions = waiting;
+  waiting = [];
+  for (const action of actions) action();
+}
+
+// The press of a pointer takes the focus from a field, whose change may move the button under the pointer.
+for (const name of ["pointerdown", "mousedown"]) {
+  document.addEventListener(name, () => {
+    clearTimeout(pressed);
+    pressed = setTimeout(release, PRESS);
+  }, true);
+}
+// After the click.
+for (const name of ["pointerup", "mouseup", "pointercancel", "dragend"]) document.addEventListener(name, () => pressed && setTimeout(release), true);
+
+/** Runs what moves or replaces elements, but not under a pressed pointer: the click would miss its button. */
+export function whenReleased(action) {
+  if (pressed === null) action();
+  else waiting.push(action);
 }
 
 /** Opens a dialog. Notices move into it: what is outside a modal dialog can't be used. */

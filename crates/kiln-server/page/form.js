@@ -22,8 +22,12 @@ export async function prepare() {
   setModels(list.data);
   $("prompt").maxLength = $("negative").maxLength = about.prompt;
   const saved = memory.get("form") ?? {};
+  // The server may have taken its time.
+  const typed = $("prompt").value;
   selectModel(saved.model ?? models.find((m) => m.kiln.default)?.id);
   fill(saved);
+  if (typed) $("prompt").value = typed;
+  $("generate").disabled = false;
 }
 
 /** Fetches the models again: one may have been downloaded. */
@@ -115,6 +119,11 @@ export function request() {
   return request;
 }
 
+/** Saves what is being typed, for a reload. */
+function saveTyped() {
+  memory.set("form", { ...memory.get("form"), prompt: $("prompt").value, negative_prompt: $("negative").value || undefined });
+}
+
 /** Checks the form, and shows the first field that is wrong. */
 export function isValid() {
   const wrong = $("form").querySelector(":invalid:not(fieldset)");
@@ -128,6 +137,7 @@ export function listen() {
   size.listen();
   seed.listen();
   $("model").onchange = useModel;
+  for (const id of ["prompt", "negative"]) $(id).addEventListener("input", saveTyped);
   for (const name of ["steps", "guidance", "count"]) {
     const [range, number] = [$(name), $(`${name}-number`)];
     range.oninput = () => set(name, range.value);

@@ -1,9 +1,11 @@
 // The gallery of generated images, newest first: search, favourites, selection, trash.
 
 import { call, send } from "./api.js";
-import { $, button, make, picture } from "./dom.js";
+import { onChange } from "./connection.js";
+import { $, button, make } from "./dom.js";
 import { DRAGGED_IMAGE } from "./inputs.js";
 import { note, trying } from "./notices.js";
+import { picture } from "./picture.js";
 
 /** Images per request: at first and with each click on "More", and to refresh the list. */
 const [PAGE, MOST] = [60, 200];
@@ -269,6 +271,7 @@ export function listen(options) {
     stale = setTimeout(() => refresh().catch(() => {}), REFRESH);
   };
   windows.onmessage = refreshSoon;
+  onChange((reachable) => reachable && refreshSoon());
   // Another device may have changed it.
   document.addEventListener("visibilitychange", () => document.hidden || refreshSoon());
   let timer;

@@ -1,14 +1,19 @@
-// Input images: reference images in order, and an initial image with an optional mask. They survive a reload.
+// Input images: reference images in order, and an initial image with an optional mask. They survive a reload, and errors of
+// the server and the network.
 
-import { call, upload } from "./api.js";
-import { $, button, make, memory } from "./dom.js";
+import { call } from "./api.js";
+import { $, button, make, memory, setText, sleep, whenReleased } from "./dom.js";
 import { drawMask, feathered, loadMask, paintMask, toBlob } from "./mask.js";
-import { fail, note, trying } from "./notices.js";
+import { exclusive, fail, note, trying } from "./notices.js";
+import { showImage } from "./picture.js";
 import * as size from "./size.js";
+import { upload } from "./upload.js";
 
-/** Reference images: `{ id, name, width, height }`. */
+/** Pause before a mask is fetched again, in milliseconds. */
+const PAUSE = 5000;
+/** Reference images: `{ id, name, width, height, missing }`; `missing`: the server no longer has it. */
 let references = [];
-/** The initial image, and its mask: `{ canvas, id, feather }`. */
+/** The initial image, and its mask: `{ id, feather, canvas, loading }`; the canvas comes later if the server has to send it. */
 let initial = null;
 let mask = null;
 /** Index of the reference image that is being dragged. */
@@ -23,11 +28,15 @@ const url = ({ id }) => `/v1/inputs/${id.replace("input:", "")}`;
 
 /** The fields of a request for these images. */
 export async function fields() {
+  const gone = [...references, initial].filter((input) => input?.missing);
+  if (gone.length === 1) throw new Error("An input image is no longer on the server: add the file again, or remove it.");
+  if (gone.length) throw new Error(`${gone.length} input images are no longer on the server: add the files again, or remove them.`);
   const request = {};
   if (references.length) request.references = references.map((r) => r.id);
   if (initial) {
     request.init = initial.id;
     request.strength = $("strength").valueAsNumber;
+    await mask?.loading;
     if (mask) {
       request.mask = mask.feather ? (await upload(await toBlob(feathered(mask.canvas, mask.feather)))).id : mask.id;
       // The image keeps its size.
@@ -37,16 +46,27 @@ export async function fields() {
   return request;
 }
 
+/** Uploads an image, and tells how far it is. */
+async function uploadNamed(blob, name) {
+  const tell = (part) => setText($("inputs-status"), `Uploading “${name}”${part > 0 ? `, ${Math.floor(100 * part)} %` : ""}…`);
+  tell(0);
+  try {
+    return await upload(blob, tell);
+  } finally {
+    setText($("inputs-status"), "");
+  }
+}
+
 async function addFile(file) {
   const named = (reason) => fail(`“${file.name}” can't be used: ${reason}`);
   if (!file.type.startsWith("image/")) return named("it is not an image.");
   let input;
   try {
-    input = await upload(file);
+    input = await uploadNamed(file, file.name);
   } catch (error) {
     return named(error.message);
   }
-  add({ ...input, name: file.name });
+  whenReleased(() => add({ ...input, name: file.name }));
   if (input.recipe_error) fail(`The settings in “${file.name}” can't be used: ${input.recipe_error}.`);
   if (input.recipe) note(`“${file.name}” holds the settings it was generated with.`, "Use them", () => useRecipe(input.id));
 }
@@ -61,14 +81,17 @@ async function useRecipe(id) {
 /** Adds an image of the gallery. */
 export async function addGenerated(image, asInitial = false) {
   return trying(async () => {
-    const blob = await (await fetch(image.url)).blob();
-    add({ ...(await upload(blob)), name: image.prompt });
+    const blob = await call(image.url, { read: "blob" });
+    add({ ...(await uploadNamed(blob, image.prompt)), name: image.prompt });
     if (asInitial) makeInitial(references.length - 1);
   });
 }
 
 function add({ id, name, width, height }) {
-  references.push({ id, name, width, height });
+  const gone = [...references, initial].filter((input) => input?.missing && (input.id === id || input.name === name));
+  // The same file again: back to its place.
+  if (gone.length) for (const input of gone) Object.assign(input, { id, width, height, missing: false });
+  else references.push({ id, name, width, height });
   show();
 }
 
@@ -82,12 +105,25 @@ export function restore(request) {
   show();
 }
 
-async function restoreMask(id, feather) {
-  await trying(async () => {
-    mask = { id, feather, canvas: await loadMask(url({ id })) };
-    $("feather").value = feather;
+/** Takes over a mask that the server has. */
+function restoreMask(id, feather) {
+  const restored = { id, feather, canvas: null };
+  setMask(restored);
+  restored.loading = (async () => {
+    while (mask === restored && !restored.canvas) {
+      try {
+        restored.canvas = await loadMask(url({ id }));
+      } catch (error) {
+        // Any other error may pass.
+        if (error.status !== 404) await sleep(PAUSE);
+        else if (mask === restored) {
+          fail("The mask is no longer on the server. Paint it again.");
+          setMask(null);
+        }
+      }
+    }
     show();
-  });
+  })();
 }
 
 function setMask(value) {
@@ -110,30 +146,32 @@ function makeInitial(index) {
   show();
 }
 
-/** Removes an image that the server no longer has. */
-function drop(id) {
-  references = references.filter((reference) => reference.id !== id);
-  if (initial?.id === id) {
-    initial = null;
-    setMask(null);
-  }
-  show();
-}
+/** What is saved of an image: whether the server has it is found out again. */
+const saved = (input) => input && { id: input.id, name: input.name, width: input.width, height: input.height };
 
 function show() {
-  memory.set("inputs", { references, initial, mask: mask && { id: mask.id, feather: mask.feather } });
+  memory.set("inputs", { references: references.map(saved), initial: saved(initial), mask: mask && { id: mask.id, feather: mask.feather } });
   $("references").replaceChildren(...references.map(row));
   size.useSource(initial ?? references[0]);
   $("initial-field").hidden = !initial;
   if (!initial) return;
-  $("initial-image").onerror = () => drop(initial?.id);
-  $("initial-image").onload = () => learnSize(initial, $("initial-image"));
-  $("initial-image").src = url(initial);
+  const input = initial;
+  $("initial-gone").hidden = !input.missing;
+  $("initial-image").hidden = input.missing === true;
+  $("paint-mask").disabled = input.missing === true;
+  $("initial-image").onload = () => learnSize(input, $("initial-image"));
+  if (!input.missing) showImage($("initial-image"), url(input), () => isGone(input));
   $("remove-mask").hidden = $("feather-field").hidden = !mask;
   $("feather-number").textContent = `${$("feather").value} px`;
   $("paint-mask").textContent = mask ? "Edit the mask" : "Paint a mask";
-  $("initial-mask").hidden = !mask;
-  if (mask) drawMask($("initial-mask"), feathered(mask.canvas, mask.feather));
+  $("initial-mask").hidden = !mask?.canvas;
+  if (mask?.canvas) drawMask($("initial-mask"), feathered(mask.canvas, mask.feather));
+}
+
+/** Marks an image that the server no longer has: it keeps uploads for some hours, and only for who uploaded them. */
+function isGone(input) {
+  input.missing = true;
+  whenReleased(show);
 }
 
 /** Restored images come without their size. */
@@ -145,9 +183,9 @@ function learnSize(input, image) {
 
 function row(reference, index) {
   const number = index + 1;
-  const image = make("img", { src: url(reference), alt: `Reference ${number} ${reference.name}`, draggable: true });
-  image.onerror = () => drop(reference.id);
+  const image = make("img", { alt: `Reference ${number} ${reference.name}`, draggable: true, hidden: reference.missing === true });
   image.onload = () => learnSize(reference, image);
+  if (!reference.missing) showImage(image, url(reference), () => isGone(reference));
   const tools = make("div", { className: "reference-tools" },
     make("span", { textContent: `${number}.`, className: "note" }),
     button("↑", () => move(index, index - 1), { "aria-label": `Move reference ${number} up`, disabled: index === 0 }),
@@ -157,7 +195,8 @@ function row(reference, index) {
       references.splice(index, 1);
       show();
     }, { "aria-label": `Remove reference ${number}` }));
-  const item = make("li", {}, image, tools);
+  if (reference.missing) tools.append(make("p", { className: "gone", textContent: `“${reference.name || "This image"}” is no longer on the server. Add the file again.` }));
+  const item = make("li", { className: reference.missing ? "missing" : "" }, image, tools);
   image.ondragstart = (event) => {
     dragged = index;
     event.dataTransfer.setData("text/plain", reference.id);
@@ -200,10 +239,10 @@ function listenForDrops() {
 
 /** Restores the images of the last visit. */
 export async function prepare() {
-  const saved = memory.get("inputs");
-  if (!saved) return;
-  [references, initial] = [saved.references ?? [], saved.initial ?? null];
-  if (saved.mask) await restoreMask(saved.mask.id, saved.mask.feather);
+  const last = memory.get("inputs");
+  if (!last) return;
+  [references, initial] = [last.references ?? [], last.initial ?? null];
+  if (last.mask) restoreMask(last.mask.id, last.mask.feather);
   show();
 }
 
@@ -212,8 +251,10 @@ export function listen(find, use) {
   [generated, useSettings] = [find, use];
   $("browse").onclick = () => $("files").click();
   $("files").onchange = async () => {
-    for (const file of $("files").files) await addFile(file);
+    const files = [...$("files").files];
+    // The same file may be chosen again.
     $("files").value = "";
+    for (const file of files) await addFile(file);
   };
   listenForDrops();
   $("initial-to-reference").onclick = () => {
@@ -230,12 +271,14 @@ export function listen(find, use) {
     mask.feather = $("feather").valueAsNumber;
     show();
   };
-  $("paint-mask").onclick = () => trying(async () => {
+  $("paint-mask").onclick = exclusive(async () => {
+    await mask?.loading;
     const painted = await paintMask(url(initial), mask?.canvas);
     if (painted === undefined) return;
     const feather = mask?.feather ?? 0;
     // Uploaded now, so that it survives a reload.
-    setMask(painted && { canvas: painted, feather, id: (await upload(await toBlob(painted))).id });
+    const id = painted && (await upload(await toBlob(painted))).id;
+    setMask(painted && { canvas: painted, feather, id });
     show();
   });
 }

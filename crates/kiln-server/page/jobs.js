@@ -1,9 +1,10 @@
 // The jobs of this browser that have not ended. One of them is followed by its events, the others by asking now and
 // then: a browser has few connections to a server. Their ids are saved: a server without keys can't tell browsers apart.
 
-import { call, follow, send } from "./api.js";
+import { call, send } from "./api.js";
 import { onChange } from "./connection.js";
 import { memory } from "./dom.js";
+import { follow } from "./events.js";
 import { fail } from "./notices.js";
 
 /** Time between two looks at the queue, in milliseconds. */
@@ -18,6 +19,8 @@ let timer = null;
 /** Tells the other windows of this browser about a new order. */
 const windows = new BroadcastChannel("kiln.queue");
 let on = { changed() {}, preview() {}, picture() {}, ended() {} };
+
+const isFinal = ({ status }) => status !== "queued" && status !== "running";
 
 export const all = () => [...jobs.values()];
 
@@ -38,9 +41,9 @@ export function watch(view) {
   update();
 }
 
-/** Watches jobs that were submitted before the page was loaded. */
+/** Watches jobs that were submitted before the page was loaded, or while the server could not be reached. */
 export async function resume() {
-  for (const view of own((await call("/v1/queue")).data)) jobs.set(view.id, view);
+  for (const view of own((await call("/v1/queue")).data)) if (!jobs.has(view.id)) jobs.set(view.id, view);
   update();
 }
 
@@ -56,7 +59,7 @@ function update() {
 }
 
 function open(id) {
-  return follow(id, {
+  const handlers = {
     progress(view) {
       jobs.set(id, view);
       on.changed();
@@ -69,7 +72,8 @@ function open(id) {
       fail(error.message);
       update();
     },
-  });
+  };
+  return follow(`/v1/jobs/${id}`, { query: "?previews=true", isFinal, on: handlers });
 }
 
 function end(view) {
@@ -101,9 +105,13 @@ async function take(views) {
   const rest = [...jobs].filter(([id]) => !views.some((view) => view.id === id));
   jobs = new Map([...order, ...rest]);
   for (const { id } of gone) {
-    const view = await call(`/v1/jobs/${id}`).catch(() => null);
-    if (view && view.status !== "queued" && view.status !== "running") end(view);
-    else if (!view) jobs.delete(id);
+    try {
+      const view = await call(`/v1/jobs/${id}`);
+      if (isFinal(view)) end(view);
+    } catch (error) {
+      // Any other error says nothing about the job.
+      if (error.status === 404 || error.status === 403) jobs.delete(id);
+    }
   }
   update();
 }
@@ -131,6 +139,9 @@ export async function reorder(ids) {
 
 export function listen(handlers) {
   on = handlers;
-  onChange(() => on.changed());
+  onChange((reachable) => {
+    on.changed();
+    if (reachable) resume().catch(() => {});
+  });
   windows.onmessage = () => jobs.size && look();
 }

@@ -14,9 +14,8 @@ export function listen({ actions, cancel, submit }) {
     }
     const inField = isField(event.target);
     // In a field, Ctrl+Z undoes the typing; in the mask's editor, a stroke.
-    if (event.key === "z" && control && !event.shiftKey && !inField && !$("mask-dialog").open && !$("toast-action").hidden && !$("toast").hidden) {
+    if (event.key === "z" && control && !event.shiftKey && !inField && !$("mask-dialog").open && takeAction()) {
       event.preventDefault();
-      takeAction();
       return;
     }
     if (isDialogOpen() || event.defaultPrevented) return;

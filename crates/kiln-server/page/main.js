@@ -1,8 +1,9 @@
 // Entry point: connects the modules of the page.
 
-import { send } from "./api.js";
+import { call, submitJob } from "./api.js";
 import * as comparison from "./compare.js";
-import { $, memory, openDialog } from "./dom.js";
+import * as connection from "./connection.js";
+import { $, memory, openDialog, sleep, whenReleased } from "./dom.js";
 import * as form from "./form.js";
 import * as gallery from "./gallery.js";
 import * as inputs from "./inputs.js";
@@ -16,11 +17,12 @@ import * as prompts from "./prompts.js";
 import * as queue from "./queue.js";
 import * as rewrite from "./rewrite.js";
 import * as seed from "./seed.js";
+import * as session from "./session.js";
 import * as stage from "./stage.js";
 import * as train from "./train.js";
 import * as viewer from "./viewer.js";
 
-const { clearFailure, trying } = notices;
+const { clearFailures, exclusive, fail, trying } = notices;
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
@@ -36,13 +38,13 @@ $("theme").onclick = () => {
 };
 
 async function generate() {
-  clearFailure();
+  clearFailures("submit");
   const request = form.request();
   prompts.remember(request.prompt);
   request.prompt = prompts.styled(request.prompt);
   request.original_prompt = rewrite.original();
   Object.assign(request, await inputs.fields());
-  jobs.watch(await send("POST", "/v1/jobs?wildcards=true", seed.toJson(request, seed.next())));
+  jobs.watch(await submitJob("/v1/jobs?wildcards=true", seed.toJson(request, seed.next())));
   // On a phone the stage may be out of sight.
   if (matchMedia("(max-width: 900px)").matches) $("stage").scrollIntoView({ block: "start", behavior: "smooth" });
 }
@@ -51,9 +53,11 @@ async function generate() {
 let sending = false;
 $("form").onsubmit = async (event) => {
   event.preventDefault();
-  if (sending || !form.isValid()) return;
+  if (sending || $("generate").disabled || !form.isValid()) return;
   sending = true;
-  await trying(generate);
+  $("generate").setAttribute("aria-busy", true);
+  await trying(generate, "submit");
+  $("generate").removeAttribute("aria-busy");
   sending = false;
 };
 
@@ -93,13 +97,18 @@ async function upscaleImage(image, factor) {
   const { loras, guidance, negative_prompt, output_format, png } = image.order;
   const request = { prompt: image.prompt, model: image.model, loras, guidance, output_format, png, init: `picture:${image.id}`, upscale: factor };
   if (negative_prompt) request.negative_prompt = viewer.valueFor(image, negative_prompt);
-  jobs.watch(await send("POST", "/v1/jobs", seed.toJson(request, image.seed ?? "0")));
+  jobs.watch(await submitJob("/v1/jobs", seed.toJson(request, image.seed ?? "0")));
   $("stage").scrollIntoView({ block: "nearest", behavior: "smooth" });
 }
 
 notices.listen();
+connection.listen();
+session.listen(call);
 form.listen();
-loras.listen(prompts.insertWord);
+loras.listen(prompts.insertWord, async () => {
+  await form.reloadLoras();
+  train.show();
+});
 prompts.listen();
 rewrite.listen();
 models.listen();
@@ -116,18 +125,20 @@ stage.listen({ onImage: gallery.add, open: viewer.open, actionsFor: viewer.actio
 queue.listen();
 plot.listen(viewer.open);
 train.listen();
+/** Shows news of jobs in their order, when they don't move a button under a pressed pointer. */
+const calmly = (show) => (...news) => whenReleased(() => show(...news));
 jobs.listen({
-  changed() {
+  changed: calmly(() => {
     stage.showProgress();
     queue.show();
-  },
-  preview: stage.showPreview,
-  picture: stage.addPicture,
-  ended: stage.showEnded,
+  }),
+  preview: calmly(stage.showPreview),
+  picture: calmly(stage.addPicture),
+  ended: calmly(stage.showEnded),
 });
 keys.listen({
   submit: () => $("form").requestSubmit(),
-  cancel: () => trying(stage.cancelCurrent),
+  cancel: exclusive(stage.cancelCurrent),
   actions: {
     p: () => $("prompt").focus(),
     "/": () => $("search").focus(),
@@ -140,6 +151,20 @@ keys.listen({
 for (const close of document.querySelectorAll("[data-close]")) close.onclick = () => close.closest("dialog").close();
 $("help").onclick = () => openDialog($("shortcuts"));
 
-await trying(form.prepare);
-await Promise.all([trying(() => gallery.load()), trying(jobs.resume), trying(inputs.prepare), trying(train.prepare)]);
+/** Fetches something that the page needs, until the server gives it. */
+async function prepare(fetching) {
+  for (let pause = 1000; ; pause = Math.min(2 * pause, 15_000)) {
+    try {
+      return await fetching();
+    } catch (error) {
+      fail(error.message, "start");
+    }
+    await sleep(pause);
+    await connection.untilReachable();
+  }
+}
+
+await prepare(form.prepare);
+await Promise.all([gallery.load, jobs.resume, inputs.prepare, train.prepare].map(prepare));
+clearFailures("start");
 document.body.dataset.ready = "true";

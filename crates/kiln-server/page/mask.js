@@ -1,6 +1,7 @@
 // The mask editor: paint over the area to change.
 
 import { $, make, openDialog } from "./dom.js";
+import { loadImage } from "./picture.js";
 
 const COLOUR = "rgba(20, 110, 255, 0.6)";
 /** Longest side of a mask in pixels; more gains nothing. */
@@ -42,9 +43,7 @@ export function toBlob(mask) {
 
 /** A mask from a black and white image. */
 export async function loadMask(url) {
-  const image = new Image();
-  image.src = url;
-  await image.decode();
+  const image = await loadImage(url);
   const mask = make("canvas", { width: image.naturalWidth, height: image.naturalHeight });
   const context = mask.getContext("2d");
   context.drawImage(image, 0, 0);
@@ -95,9 +94,7 @@ class History {
 
 /** Opens the editor. Returns the mask as a canvas, `null` if it is empty, or `undefined` if the editor was closed. */
 export async function paintMask(url, previous) {
-  const image = new Image();
-  image.src = url;
-  await image.decode();
+  const image = await loadImage(url);
   const scale = Math.min(1, LONGEST / Math.max(image.naturalWidth, image.naturalHeight));
   const [width, height] = [image.naturalWidth, image.naturalHeight].map((side) => Math.max(1, Math.round(side * scale)));
   const [board, frame] = [$("mask-board"), $("mask-frame")];

@@ -1,9 +1,9 @@
 // Models: choose one, download more.
 
 import { call, send } from "./api.js";
-import { $, button, bytes, make, openDialog } from "./dom.js";
+import { $, button, bytes, make, openDialog, whenReleased } from "./dom.js";
 import * as form from "./form.js";
-import { fail, note, trying } from "./notices.js";
+import { exclusive, fail, note, trying } from "./notices.js";
 
 /** Time between two looks at a running download, in milliseconds. */
 const INTERVAL = 1000;
@@ -17,7 +17,7 @@ async function load() {
   const ended = running && running !== now ? list.data.find(({ model }) => model === running) : null;
   running = now;
   if (ended) await announce(ended);
-  show(list);
+  whenReleased(() => show(list));
   clearTimeout(timer);
   if (running) timer = setTimeout(() => trying(load), INTERVAL);
 }
@@ -49,7 +49,7 @@ function show({ data, available }) {
 function row({ name, source, licence }, download) {
   const item = make("li", {}, make("span", { className: "name", textContent: name, title: source }));
   const act = (text, action, label) => {
-    const tool = button(text, () => trying(async () => {
+    const tool = button(text, exclusive(async () => {
       await action();
       await load();
     }), { "aria-label": label });

@@ -1,55 +1,104 @@
-// Messages: errors stay until they are closed, notes with an action such as "Undo" go by themselves.
+// Messages: errors stay until they are closed, notes with an action such as "Undo" go by themselves. None replaces another.
 
-import { $, memory } from "./dom.js";
+import { $, button, make, memory } from "./dom.js";
 
 /** How long a note is shown, in milliseconds; one with an action longer. */
 const [SHORT, LONG] = [4000, 10_000];
-let timer = null;
-let action = null;
+/** The most messages of a kind. */
+const MOST = 20;
 
-/** Shows an error until it is closed or a job succeeds. */
-export function fail(message) {
-  $("alert-text").textContent = message;
-  $("alert").hidden = false;
+/** Shows an error above the earlier ones until it is closed. One with a topic goes when that is cleared. */
+export function fail(message, topic = "") {
+  const same = [...$("alerts").children].find((alert) => alert.querySelector(".alert-text").textContent === message);
+  const number = Number(same?.dataset.number ?? 0) + 1;
+  same?.remove();
+  const close = button("✕", () => closeAlert(alert), { className: "quiet alert-close", "aria-label": "Close the message" });
+  const alert = make("div", { className: "alert", role: "alert" }, make("p", { className: "alert-text", textContent: message }));
+  if (number > 1) alert.append(make("span", { className: "note times", textContent: `${number} times` }));
+  alert.append(close);
+  Object.assign(alert.dataset, { topic, number });
+  $("alerts").prepend(alert);
+  while ($("alerts").children.length > MOST) $("alerts").lastElementChild.remove();
+  showCount();
 }
 
-export function clearFailure() {
-  $("alert").hidden = true;
+function closeAlert(alert) {
+  const next = alert.nextElementSibling ?? alert.previousElementSibling;
+  const hadFocus = alert.contains(document.activeElement);
+  alert.remove();
+  showCount();
+  // For the keyboard: on to the next message.
+  if (hadFocus) next?.querySelector("button").focus();
+}
+
+function showCount() {
+  const number = $("alerts").children.length;
+  $("alerts-close").hidden = number < 2;
+  $("alerts-close").textContent = `Close all ${number}`;
+}
+
+/** Closes the errors of a topic. */
+export function clearFailures(topic) {
+  for (const alert of [...$("alerts").children]) if (alert.dataset.topic === topic) alert.remove();
+  showCount();
 }
 
 /** Runs an action and shows its error, if any. */
-export async function trying(action) {
+export async function trying(action, topic) {
   try {
     return await action();
   } catch (error) {
-    fail(error.message || String(error));
+    fail(error.message || String(error), topic);
     return undefined;
   }
 }
 
+/** Wraps the action of a button: its error is shown, and while it runs a second press does nothing. */
+export function exclusive(action) {
+  let running = false;
+  return async (...args) => {
+    if (running) return;
+    running = true;
+    await trying(() => action(...args));
+    running = false;
+  };
+}
+
 /** Shows a note, with an action that may be taken while it is shown. */
 export function note(text, name, act) {
-  clearTimeout(timer);
-  $("toast-text").textContent = text;
-  $("toast-action").hidden = !act;
-  $("toast-action").textContent = name ?? "";
-  action = act ?? null;
-  $("toast").hidden = false;
-  timer = setTimeout(closeNote, act ? LONG : SHORT);
+  const toast = make("div", { className: "toast", role: "status" }, make("p", { className: "toast-text", textContent: text }));
+  let timer;
+  const close = () => {
+    clearTimeout(timer);
+    toast.remove();
+  };
+  const later = () => {
+    clearTimeout(timer);
+    timer = setTimeout(close, act ? LONG : SHORT);
+  };
+  if (act) {
+    toast.append(button(name, () => {
+      close();
+      trying(act);
+    }, { className: "toast-action" }));
+  }
+  toast.append(button("✕", close, { className: "quiet toast-close", "aria-label": "Close the note" }));
+  // Don't take a note away from under the pointer or the focus.
+  for (const event of ["pointerenter", "focusin"]) toast.addEventListener(event, () => clearTimeout(timer));
+  for (const event of ["pointerleave", "focusout"]) toast.addEventListener(event, later);
+  $("toasts").prepend(toast);
+  // A note without an action needs no room beside newer ones.
+  const plain = [...$("toasts").children].slice(1).filter((other) => !other.querySelector(".toast-action"));
+  for (const other of plain) other.remove();
+  while ($("toasts").children.length > MOST) $("toasts").lastElementChild.remove();
+  later();
 }
 
-function closeNote() {
-  clearTimeout(timer);
-  $("toast").hidden = true;
-  action = null;
-}
-
-/** Takes the action of the note that is shown; returns whether there was one. */
+/** Takes the action of the newest note that has one; returns whether there was one. */
 export function takeAction() {
-  const act = action;
-  closeNote();
-  if (act) trying(act);
-  return act !== null;
+  const action = $("toasts").querySelector(".toast-action");
+  action?.click();
+  return action !== null;
 }
 
 /** Tells the user in another window that a job has ended, if that is wanted. */
@@ -80,12 +129,10 @@ async function toggleBell() {
 }
 
 export function listen() {
-  $("alert-close").onclick = clearFailure;
-  $("toast-close").onclick = closeNote;
-  $("toast-action").onclick = takeAction;
-  // Don't take a note away from under the pointer or the focus.
-  for (const name of ["pointerenter", "focusin"]) $("toast").addEventListener(name, () => clearTimeout(timer));
-  $("toast").onpointerleave = () => (timer = setTimeout(closeNote, SHORT));
+  $("alerts-close").onclick = () => {
+    $("alerts").replaceChildren();
+    showCount();
+  };
   // Browsers allow notifications only on secure pages.
   $("bell").hidden = !globalThis.Notification;
   $("bell").onclick = () => trying(toggleBell);

@@ -1,11 +1,12 @@
 // Plots: one order for a grid of images that differ in one or two settings.
 
 import { call, send } from "./api.js";
-import { $, button, make, openDialog, options, picture, save } from "./dom.js";
+import { $, button, make, openDialog, options, save, whenReleased } from "./dom.js";
 import * as form from "./form.js";
 import * as inputs from "./inputs.js";
 import * as jobs from "./jobs.js";
-import { trying } from "./notices.js";
+import { exclusive, trying } from "./notices.js";
+import { loadImage, picture } from "./picture.js";
 import * as prompts from "./prompts.js";
 import * as seed from "./seed.js";
 
@@ -69,8 +70,7 @@ function check() {
   $("plot-submit").disabled = count === 0;
 }
 
-async function submit(event) {
-  event.preventDefault();
+async function submit() {
   const [x, y] = [axis("x"), axis("y")];
   const order = { ...form.request(), ...(await inputs.fields()) };
   prompts.remember(order.prompt);
@@ -94,13 +94,19 @@ function show(plot) {
   $("plot-table").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   const views = plot.rows.flat().filter(Boolean);
   const unfinished = views.filter(({ status }) => status === "queued" || status === "running").length;
-  $("plot-status").textContent = unfinished ? `${views.length - unfinished} of ${views.length} done` : `${views.length} images`;
+  $("plot-status").textContent = unfinished ? `${views.length - unfinished} of ${views.length} done` : `${views.length} ${views.length === 1 ? "image" : "images"}`;
   $("plot-save").disabled = !views.some((view) => view.pictures.length);
   clearTimeout(timer);
-  if (unfinished) timer = setTimeout(() => $("plot-view").open && trying(() => load(plot.id)), INTERVAL);
+  if (unfinished) timer = setTimeout(() => $("plot-view").open && trying(() => reload(plot.id)), INTERVAL);
 }
 
 const load = async (id) => show(await call(`/v1/plots/${id}`));
+
+/** Shows how far a plot is, if it is still the one that is shown. */
+async function reload(id) {
+  const plot = await call(`/v1/plots/${id}`);
+  whenReleased(() => shown?.id === id && show(plot));
+}
 
 function cell(view) {
   const image = view?.pictures[0];
@@ -127,9 +133,7 @@ async function saveImage() {
     }
     for (const [i, view] of row.entries()) {
       if (!view?.pictures[0]) continue;
-      const image = new Image();
-      image.src = view.pictures[0].url;
-      await image.decode();
+      const image = await loadImage(view.pictures[0].url);
       const scale = Math.min(CELL / image.naturalWidth, CELL / image.naturalHeight);
       const [w, h] = [image.naturalWidth * scale, image.naturalHeight * scale];
       context.drawImage(image, LABEL * 2 + CELL * i + (CELL - w) / 2, top + (CELL - h) / 2, w, h);
@@ -163,6 +167,10 @@ export function listen(openImage) {
     check();
     openDialog($("plot-dialog"));
   });
-  $("plot-form").onsubmit = (event) => trying(() => submit(event));
-  $("plot-save").onclick = () => trying(saveImage);
+  const order = exclusive(submit);
+  $("plot-form").onsubmit = (event) => {
+    event.preventDefault();
+    order();
+  };
+  $("plot-save").onclick = exclusive(saveImage);
 }

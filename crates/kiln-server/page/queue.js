@@ -2,7 +2,7 @@
 
 import { $, button, make, setText } from "./dom.js";
 import * as jobs from "./jobs.js";
-import { trying } from "./notices.js";
+import { exclusive, trying } from "./notices.js";
 import { describe, prompts } from "./stage.js";
 
 /** Rows by job. */
@@ -50,7 +50,7 @@ function create({ id, order }) {
     make("span", { className: "note" }),
     tool("↑", "Earlier", "up", () => move(id, -1)),
     tool("↓", "Later", "down", () => move(id, 1)),
-    tool("✕", "Cancel", "remove", () => trying(() => jobs.cancel(id))));
+    tool("✕", "Cancel", "remove", exclusive(() => jobs.cancel(id))));
   item.ondragstart = (event) => {
     dragged = id;
     event.dataTransfer.setData("text/plain", text);
@@ -78,5 +78,5 @@ export function show() {
 }
 
 export function listen() {
-  $("cancel-all").onclick = () => trying(jobs.cancelAll);
+  $("cancel-all").onclick = exclusive(jobs.cancelAll);
 }

@@ -6,6 +6,8 @@ import * as form from "./form.js";
 import * as inputs from "./inputs.js";
 import { note, trying } from "./notices.js";
 
+/** The longest wait for a new prompt, in milliseconds. */
+const LIMIT = 600_000;
 /** The prompt before it was rewritten, and the words of what it became; null if it was not. */
 let rewritten = null;
 
@@ -33,7 +35,7 @@ async function rewrite() {
   try {
     const { references = [] } = await inputs.fields();
     const body = { prompt, references, model: form.model().id };
-    const answer = await send("POST", "/v1/prompts/upsample", body);
+    const answer = await send("POST", "/v1/prompts/upsample", body, { limit: LIMIT });
     rewritten = { original: original() ?? answer.original_prompt, words: words(answer.prompt) };
     $("prompt").value = answer.prompt;
     note("The prompt is rewritten.", "Undo", () => {

@@ -1,9 +1,10 @@
 // The stage: preview, progress and results of the current job.
 
 import { isReachable } from "./connection.js";
-import { $, button, make, picture, seconds, setText } from "./dom.js";
+import { $, button, make, seconds, setText } from "./dom.js";
 import * as jobs from "./jobs.js";
-import { clearFailure, fail, notifyOutside, trying } from "./notices.js";
+import { exclusive, fail, notifyOutside } from "./notices.js";
+import { picture, showImage as load } from "./picture.js";
 
 let onImage = () => {};
 let open = () => {};
@@ -51,6 +52,7 @@ export function showProgress() {
   const percent = Math.round(100 * (view?.progress?.fraction ?? 0));
   document.title = view?.progress && isReachable() ? `${percent} % · Kiln` : "Kiln";
   if (!view) return;
+  if (view.status === "running") showNotes(view);
   $("bar").setAttribute("aria-valuenow", percent);
   $("bar-fill").style.width = `${percent}%`;
   setText($("working-text"), isReachable() ? describe(view) : "Connection lost. The job continues if the server is running.");
@@ -102,8 +104,19 @@ function finishTile(image) {
   tile.replaceChildren(show, make("span", { className: "seed-label", textContent: `seed ${image.seed}` }));
 }
 
+/** Shows what the server has to say about a job: under the prompt, or under the image where that is out of sight. */
+function showNotes({ notes = [] }) {
+  const text = notes.join("\n");
+  for (const list of [$("notes"), $("prompt-notes")]) {
+    // Screen readers announce every change.
+    if (list.dataset.text === text) continue;
+    list.dataset.text = text;
+    list.replaceChildren(...notes.map((note) => make("li", { textContent: note.charAt(0).toUpperCase() + note.slice(1) })));
+  }
+}
+
 export function showEnded(view) {
-  $("notes").replaceChildren(...(view.notes ?? []).map((text) => make("li", { textContent: text })));
+  showNotes(view);
   for (const image of view.pictures) onImage(image);
   if (view.status === "failed") {
     fail(`The job failed: ${view.error?.message ?? "unknown error"}`);
@@ -111,7 +124,6 @@ export function showEnded(view) {
     if (!view.pictures.length) return showEmpty("Failed.");
   }
   if (view.status === "done") {
-    clearFailure();
     const number = view.pictures.length;
     notifyOutside(number > 1 ? `${number} images are ready` : "The image is ready", prompts(view), view.pictures[0]?.thumbnail);
   }
@@ -136,7 +148,7 @@ function showResult(image) {
 
 function showImage(source, alt, isPreview) {
   const element = $("image");
-  element.src = source;
+  load(element, source);
   element.alt = alt;
   element.classList.toggle("preview", isPreview);
   $("stage-open").disabled = isPreview;
@@ -165,5 +177,5 @@ export async function cancelCurrent() {
 
 export function listen(options) {
   ({ onImage, open, actionsFor } = options);
-  $("cancel").onclick = () => trying(cancelCurrent);
+  $("cancel").onclick = exclusive(cancelCurrent);
 }

@@ -1,7 +1,7 @@
 // The settings of a new training.
 
 import { call, send } from "./api.js";
-import { $, memory, options, setText } from "./dom.js";
+import { $, make, memory, options, setText, whenReleased } from "./dom.js";
 import { trying } from "./notices.js";
 import * as pictures from "./train-pictures.js";
 
@@ -13,12 +13,16 @@ const PRESETS = {
   full: "Anything else: all layers of the model.",
 };
 const FIELDS = ["train-name", "train-trigger", "train-model", "train-preset", "train-prompts"];
+/** Fields that a preset fills in. */
+const SETTINGS = ["train-steps", "train-rank", "train-resolution", "train-rate"];
 
 let models = [];
 let timer = null;
 /** Counts checks: an answer to an old one is not shown. */
 let checks = 0;
 let started = () => {};
+/** The model and preset whose settings are filled in. */
+let filled = null;
 
 export const model = (name) => models.find((model) => model.name === name);
 
@@ -31,6 +35,7 @@ export async function prepare() {
   $("train-none").hidden = models.length > 0;
   $("train-start").disabled = models.length === 0;
   usePreset();
+  check();
 }
 
 /** Shows the settings that the preset recommends for the model. */
@@ -41,12 +46,13 @@ function usePreset() {
   setText($("train-model-note"), chosen?.use_with
     ? `The LoRA is made for ${chosen.use_with}, the fast model. Distilled models such as it can't be trained: their pictures would turn grey.`
     : "Distilled models are not listed: training undoes their distillation, and their pictures turn grey.");
-  if (!settings) return;
-  $("train-steps").value = settings.steps;
-  $("train-rank").value = settings.rank;
-  $("train-resolution").value = settings.resolution.join(", ");
-  $("train-rate").value = settings.learning_rate;
-  check();
+  const key = `${chosen?.name} ${$("train-preset").value}`;
+  // What the user has changed stays until another preset or model is chosen.
+  if (!settings || filled === key) return;
+  const own = filled === null ? memory.get("train")?.settings : null;
+  filled = key;
+  const values = [settings.steps, settings.rank, settings.resolution.join(", "), settings.learning_rate];
+  for (const [i, id] of SETTINGS.entries()) $(id).value = own?.key === key ? own[id] : values[i];
 }
 
 function order() {
@@ -72,7 +78,8 @@ function check() {
   clearTimeout(timer);
   const missing = pictures.uncaptioned();
   // The trigger word stands in for captions.
-  $("train-uncaptioned-field").hidden = !missing || $("train-trigger").value.trim() !== "";
+  const hasTrigger = $("train-trigger").value.trim() !== "";
+  whenReleased(() => ($("train-uncaptioned-field").hidden = !missing || hasTrigger));
   if (!pictures.count() || !models.length) {
     showCheck("", []);
     return;
@@ -80,10 +87,11 @@ function check() {
   timer = setTimeout(async () => {
     const number = (checks += 1);
     if (pictures.isUploading() || !$("train").open) return;
+    if (pictures.missing().length) return void showCheck("", [missingNote()], true);
     setText($("train-cost"), "Checking the pictures…");
     try {
       const order_ = order();
-      const found = await send("POST", "/v1/trainings/check", { order: { ...order_, name: order_.name || "untitled" }, pictures: pictures.values() });
+      const found = await send("POST", "/v1/trainings/check", { order: { ...order_, name: order_.name || "untitled" }, pictures: pictures.values() }, { again: true });
       if (number !== checks) return;
       const notes = missing && order_.trigger ? [`${missing} without a caption: the trigger word alone is used for them.`] : [];
       showCheck(`${found.examples} ${found.examples === 1 ? "example" : "examples"}: ${found.sizes.join(", ")}. ${found.cost}.`, [...found.warnings, ...notes]);
@@ -94,14 +102,19 @@ function check() {
 }
 
 function showCheck(cost, warnings, wrong = false) {
-  setText($("train-cost"), cost);
-  $("train-warnings").replaceChildren(...warnings.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
-  $("train-warnings").classList.toggle("wrong", wrong);
+  whenReleased(() => {
+    setText($("train-cost"), cost);
+    $("train-warnings").replaceChildren(...warnings.map((textContent) => make("li", { textContent })));
+    $("train-warnings").classList.toggle("wrong", wrong);
+  });
 }
+
+const missingNote = () => `No longer on the server: ${pictures.missing().map((name) => `“${name}”`).join(", ")}. Add the files again, or remove them.`;
 
 async function start() {
   if (pictures.isUploading()) throw new Error("The pictures are still being uploaded.");
   if (!pictures.count()) throw new Error("Add pictures first.");
+  if (pictures.missing().length) throw new Error(missingNote());
   const view = await send("POST", "/v1/trainings", { order: order(), pictures: pictures.values() });
   pictures.clear();
   for (const id of ["train-name", "train-trigger", "train-prompts"]) $(id).value = "";
@@ -110,7 +123,10 @@ async function start() {
 }
 
 function save() {
-  memory.set("train", Object.fromEntries(FIELDS.map((id) => [id, $(id).value])));
+  // Without models there is no choice to save.
+  const value = (id) => $(id).value || (id === "train-model" ? memory.get("train")?.[id] : "");
+  const settings = filled && { key: filled, ...Object.fromEntries(SETTINGS.map((id) => [id, $(id).value])) };
+  memory.set("train", { ...Object.fromEntries(FIELDS.map((id) => [id, value(id)])), settings });
 }
 
 /** `onStart` gets a training that was started. */
@@ -118,10 +134,11 @@ export function listen(onStart) {
   started = onStart;
   for (const [id, value] of Object.entries(memory.get("train") ?? {})) if (FIELDS.includes(id) && id !== "train-model") $(id).value = value;
   pictures.listen(check);
+  $("train-form").addEventListener("input", save);
   $("train-form").addEventListener("change", (event) => {
-    save();
     if (event.target.id === "train-model" || event.target.id === "train-preset") usePreset();
-    else check();
+    save();
+    check();
   });
   let sending = false;
   $("train-form").onsubmit = async (event) => {

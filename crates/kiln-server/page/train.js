@@ -2,16 +2,15 @@
 
 import { call, send } from "./api.js";
 import { draw } from "./chart.js";
-import { untilReachable } from "./connection.js";
-import { $, button, make, openDialog, picture, seconds, setText } from "./dom.js";
+import { $, button, make, openDialog, seconds, setText, whenReleased } from "./dom.js";
+import { follow as followEvents } from "./events.js";
 import * as form from "./form.js";
 import * as loras from "./loras.js";
-import { fail, note, notifyOutside, trying } from "./notices.js";
+import { exclusive, fail, note, notifyOutside, trying } from "./notices.js";
+import { picture } from "./picture.js";
 import { insertWord } from "./prompts.js";
 import * as trainForm from "./train-form.js";
 
-/** Pause before events are opened again, in milliseconds. */
-const PAUSE = 1000;
 const STATES = { queued: "Queued", preparing: "Preparing", running: "Training", done: "Done", failed: "Failed", cancelled: "Cancelled", interrupted: "Interrupted" };
 const isActive = ({ status }) => ["queued", "preparing", "running"].includes(status);
 
@@ -19,15 +18,14 @@ const isActive = ({ status }) => ["queued", "preparing", "running"].includes(sta
 let list = [];
 /** The training that is shown, with its losses and samples. */
 let shown = null;
-/** The events of a training. */
-let source = null;
-/** The training that is followed. */
-let followed = null;
+/** The training that is followed, and the function that stops that. */
+let followed = { id: null, stop() {} };
 let frame = 0;
 
 function describe(view) {
   const { status, paused, position, preparing, step, steps, loss } = view;
   if (paused) return status === "queued" ? "Waits until no image job is left" : `Paused at step ${step}: image jobs go first`;
+  if (status === "interrupted") return step ? `Stopped at step ${step} of ${steps}, when the server ended. Resume goes on from the last checkpoint.` : "The server ended before the first step.";
   if (status === "queued") return position ? `Queued, ${position} ahead` : "Queued";
   if (status === "preparing") return preparing ? `Encoding ${preparing.what}, ${preparing.done} of ${preparing.total}` : "Loading the model";
   const parts = [`Step ${step} of ${steps}`];
@@ -42,11 +40,15 @@ function update(view) {
   const index = list.findIndex(({ id }) => id === view.id);
   if (index >= 0) list[index] = view;
   if (shown?.id === view.id) shown = { ...view, losses: shown.losses, samples: view.samples.length ? view.samples : shown.samples };
-  cancelAnimationFrame(frame);
-  frame = requestAnimationFrame(show);
+  showSoon();
 }
 
-function show() {
+function showSoon() {
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(() => whenReleased(show));
+}
+
+export function show() {
   const active = list.find((view) => view.status === "running");
   setText($("train-open"), active ? `Train ${Math.floor((100 * active.step) / Math.max(1, active.steps))} %` : "Train");
   if (!$("train").open) return;
@@ -97,7 +99,9 @@ function showTraining(view) {
     $("train-facts").dataset.text = text;
     $("train-facts").replaceChildren(...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
   }
-  $("train-use").hidden = view.status !== "done";
+  const lora = view.status === "done" ? loras.find(view.lora) : undefined;
+  $("train-use").hidden = !lora;
+  loras.showTools(lora, $("train-download"), $("train-lora-delete"));
   $("train-cancel").hidden = !isActive(view);
   $("train-resume").hidden = !["cancelled", "interrupted", "failed"].includes(view.status);
   $("train-delete").hidden = isActive(view);
@@ -105,42 +109,40 @@ function showTraining(view) {
 
 /** Shows a training. */
 async function select(id) {
-  shown = await call(`/v1/trainings/${id}`);
+  const view = await call(`/v1/trainings/${id}`);
+  if (view.lora && !loras.find(view.lora)) await form.reloadLoras();
+  shown = view;
   update(shown);
   if (isActive(shown)) follow(id);
 }
 
 /** Follows a training by its events. */
 function follow(id) {
-  if (followed === id && source && source.readyState !== EventSource.CLOSED) return;
-  source?.close();
-  followed = id;
-  source = new EventSource(`/v1/trainings/${id}/events`);
-  const own = source;
-  const again = async () => {
-    own.close();
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
-    await untilReachable();
-    if (followed === id && source === own) trying(() => load());
-  };
-  const take = (whole) => (event) => {
-    const view = JSON.parse(event.data);
+  if (followed.id === id) return;
+  followed.stop();
+  const take = (whole) => (view) => {
     if (shown?.id === id) shown.losses = whole ? view.losses : [...shown.losses.filter(([step]) => step <= view.step), ...view.losses];
     update(view);
-    return view;
   };
-  own.addEventListener("state", take(true));
-  own.addEventListener("progress", take(false));
-  own.addEventListener("end", (event) => {
-    const view = take(true)(event);
-    // The server stops; the training goes on when it is back.
-    if (isActive(view)) return again();
-    own.close();
-    followed = null;
-    announce(view);
-    return trying(() => load());
-  });
-  own.onerror = again;
+  const on = {
+    state: take(true),
+    progress: take(false),
+    end(view) {
+      take(true)(view);
+      followed = { id: null, stop() {} };
+      announce(view);
+      trying(async () => {
+        await form.reloadLoras();
+        await load();
+      });
+    },
+    lost() {
+      // Deleted elsewhere.
+      followed = { id: null, stop() {} };
+      trying(load);
+    },
+  };
+  followed = { id, stop: followEvents(`/v1/trainings/${id}`, { isFinal: (view) => !isActive(view), on }) };
 }
 
 function announce(view) {
@@ -179,24 +181,22 @@ async function use(view) {
   $("prompt").focus();
 }
 
-const act = (action) => () => trying(async () => {
-  update(await send("POST", `/v1/trainings/${shown.id}/${action}`, {}));
-  await select(shown.id);
+const act = (action) => exclusive(async () => {
+  const { id } = shown;
+  update(await send("POST", `/v1/trainings/${id}/${action}`, {}));
+  await select(id);
   await load();
 });
 
-/** Deletes a training at the second press. */
-async function remove() {
+/** Deletes a training, after a question. */
+function remove() {
   const { id, order } = shown;
-  if ($("train-delete").dataset.sure !== id) {
-    $("train-delete").dataset.sure = id;
-    note(`Delete the pictures, checkpoints and samples of “${order.name}”? Its LoRA stays.`, "Delete", remove);
-    return;
-  }
-  await call(`/v1/trainings/${id}`, { method: "DELETE" });
-  shown = null;
-  await load();
-  note(`The training “${order.name}” is deleted.`);
+  note(`Delete the pictures, checkpoints and samples of “${order.name}”? Its LoRA stays.`, "Delete", async () => {
+    await call(`/v1/trainings/${id}`, { method: "DELETE" });
+    if (shown?.id === id) shown = null;
+    await load();
+    note(`The training “${order.name}” is deleted.`);
+  });
 }
 
 /** Offers training, if the server allows it to this client. */
@@ -209,10 +209,7 @@ export async function prepare() {
 }
 
 export function listen() {
-  addEventListener("resize", () => {
-    cancelAnimationFrame(frame);
-    frame = requestAnimationFrame(show);
-  });
+  addEventListener("resize", showSoon);
   trainForm.listen((view) => {
     list = [view, ...list];
     trying(() => select(view.id));
@@ -229,8 +226,9 @@ export function listen() {
     show();
     $("train-name").focus();
   };
-  $("train-use").onclick = () => trying(() => use(shown));
+  $("train-use").onclick = exclusive(() => use(shown));
   $("train-cancel").onclick = act("cancel");
   $("train-resume").onclick = act("resume");
-  $("train-delete").onclick = () => trying(remove);
+  $("train-lora-delete").onclick = () => loras.askToDelete(shown.lora);
+  $("train-delete").onclick = remove;
 }

@@ -4,6 +4,7 @@ import * as advanced from "./advanced.js";
 import { $, button, make, openDialog } from "./dom.js";
 import * as gallery from "./gallery.js";
 import { trying } from "./notices.js";
+import { showImage } from "./picture.js";
 import { percent, zoomable } from "./zoom.js";
 
 let shown = null;
@@ -63,7 +64,7 @@ export function open(picture) {
   // The gallery knows the image's marks.
   const image = gallery.find(picture.id) ?? picture;
   shown = image;
-  $("viewer-image").src = image.url;
+  showImage($("viewer-image"), image.url);
   $("viewer-image").alt = image.prompt;
   $("viewer-facts").replaceChildren(...facts(image).flatMap(([name, value]) =>
     [make("dt", { textContent: name }), make("dd", { textContent: value })]));

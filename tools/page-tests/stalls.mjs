@@ -1,0 +1,163 @@
+// Messages and connections: a server that does not answer is noticed, and no message replaces another.
+
+import assert from "node:assert/strict";
+
+import { openPage, png, startServer } from "./harness.mjs";
+import { count, generate, hidden, isInView, matches, running, shot, submit, test, violations, visible } from "./steps.mjs";
+
+test("a server that stops answering is noticed, and nothing is lost or done twice", async (_, { browser }) => {
+  const server = await startServer();
+  const context = await browser.newContext({ viewport: { width: 1000, height: 800 }, colorScheme: "dark" });
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    await generate(page, "a cat");
+    server.freeze();
+    await submit(page, "a boat", 3);
+    await matches(page, "#offline-text", /The server does not answer/);
+    await visible(page, "#offline");
+    assert.ok(await page.getAttribute("#generate", "aria-busy"), "the button shows that it waits");
+    await shot(page, "frozen");
+    // A second click while it waits is not a second job.
+    await page.click("#generate");
+    await page.setInputFiles("#files", [{ name: "red.png", mimeType: "image/png", buffer: png(64, 64, [200, 0, 0]) }]);
+    await matches(page, "#inputs-status", /Uploading “red\.png”/);
+    server.thaw();
+    await hidden(page, "#offline");
+    await count(page, "#grid li", 2);
+    await count(page, "#references li", 1);
+    await hidden(page, "#working");
+    await hidden(page, "#alerts .alert");
+    const { data } = await (await fetch(`${server.address}/v1/jobs`)).json();
+    assert.equal(data.length, 2);
+  } finally {
+    server.thaw();
+    await context.close();
+    await server.stop();
+  }
+});
+
+test("a job whose server stops answering says so, and goes on with it", async (_, { browser }) => {
+  const server = await startServer();
+  const context = await browser.newContext();
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    await page.fill("#count", "8");
+    await submit(page, "a slow boat", 200);
+    await running(page);
+    server.freeze();
+    await page.waitForSelector("#offline", { state: "visible", timeout: 60_000 });
+    await matches(page, "#working-text", /Connection lost/);
+    server.thaw();
+    await hidden(page, "#offline");
+    await matches(page, "#working-text", /Step/);
+    await page.click("#cancel");
+    await hidden(page, "#working");
+  } finally {
+    server.thaw();
+    await context.close();
+    await server.stop();
+  }
+});
+
+test("a page that goes offline and online again needs no reload", async (_, { browser }) => {
+  const server = await startServer();
+  const context = await browser.newContext();
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    await generate(page, "a cat");
+    await context.setOffline(true);
+    await matches(page, "#offline-text", /This device is offline/);
+    // Meanwhile an image comes from elsewhere.
+    const body = JSON.stringify({ prompt: "a bell", steps: 2, width: 128, height: 128 });
+    const { id } = await (await fetch(`${server.address}/v1/jobs`, { method: "POST", headers: { "content-type": "application/json" }, body })).json();
+    for (let i = 0; i < 300; i++) {
+      if ((await (await fetch(`${server.address}/v1/jobs/${id}`)).json()).status === "done") break;
+      await page.waitForTimeout(100);
+    }
+    await context.setOffline(false);
+    await hidden(page, "#offline");
+    await count(page, "#grid li", 2);
+    await page.waitForFunction(() => [...document.querySelectorAll("#grid img")].every((image) => image.naturalWidth > 0));
+  } finally {
+    await context.close();
+    await server.stop();
+  }
+});
+
+test("a second message does not replace the first", async (page) => {
+  const text = (name) => ({ name, mimeType: "text/plain", buffer: Buffer.from("x") });
+  await page.setInputFiles("#files", [text("one.txt"), text("two.txt"), text("three.txt"), text("two.txt")]);
+  await count(page, "#alerts .alert", 3);
+  const shown = await page.locator(".alert-text").allTextContents();
+  assert.deepEqual(shown.map((line) => line.match(/“(\w+)\.txt”/)[1]), ["two", "three", "one"], "the newest is first");
+  await matches(page, "#alerts", /2 times/);
+  for (const [width, height] of [[390, 844], [1360, 900]]) {
+    await page.setViewportSize({ width, height });
+    await shot(page, `alerts-${width}`);
+    for (const id of ["#alerts .alert:last-child", "#alerts-close"]) assert.ok(await isInView(page, id), `${id} at ${width}`);
+    assert.deepEqual(await violations(page), []);
+  }
+  assert.equal(await page.locator("#alerts [role=alert]").count(), 3);
+  // With the keyboard, from one to the next.
+  await page.locator(".alert-close").first().focus();
+  await page.keyboard.press("Enter");
+  await count(page, "#alerts .alert", 2);
+  assert.ok(await page.evaluate(() => document.activeElement.matches(".alert-close")));
+  // A job that succeeds says nothing about them.
+  await generate(page, "a cat");
+  await count(page, "#alerts .alert", 2);
+  await page.click("#alerts-close");
+  await count(page, "#alerts .alert", 0);
+});
+
+test("a note does not take away the undo of another", async (page) => {
+  await generate(page, "a bell");
+  await generate(page, "a hat");
+  const cards = await page.locator("#grid li").count();
+  for (let left = cards - 1; left >= cards - 2; left--) {
+    await page.locator("#grid .open").first().click();
+    await visible(page, "#viewer");
+    await page.click("#viewer-actions .danger");
+    await count(page, "#grid li", left);
+    await page.keyboard.press("Escape");
+  }
+  await count(page, ".toast-action", 2);
+  await shot(page, "notes");
+  for (let back = cards - 1; back <= cards; back++) {
+    await page.locator("h1").click();
+    await page.keyboard.press("Control+z");
+    await count(page, "#grid li", back);
+  }
+  await count(page, ".toast-action", 0);
+});
+
+test("what is wrong with signing in is said, and another window's session is enough", async (_, { browser }) => {
+  const server = await startServer("--api-key", "a-secret-of-16-letters");
+  const context = await browser.newContext();
+  try {
+    const [first, second] = [await openPage(context, server.address), await openPage(context, server.address)];
+    for (const page of [first, second]) await page.waitForSelector("#key-dialog[open]");
+    await first.route("**/v1/session", (route) => route.abort());
+    await first.fill("#key", "a-secret-of-16-letters");
+    await first.click("#key-submit");
+    await matches(first, "#key-wrong", /can't be reached/);
+    await first.unroute("**/v1/session");
+    await first.dblclick("#key-submit");
+    for (const page of [first, second]) await page.waitForSelector("[data-ready]");
+    // The session ends in one window; the other asks when it needs it, and goes on where it was.
+    await first.click("#sign-out");
+    await first.waitForSelector("#key-dialog[open]");
+    await submit(second, "a cat", 2);
+    await second.waitForSelector("#key-dialog[open]");
+    await second.fill("#key", "a-secret-of-16-letters");
+    await second.keyboard.press("Enter");
+    await count(second, "#grid li", 1);
+    await first.waitForSelector("[data-ready]");
+  } finally {
+    await context.close();
+    await server.stop();
+  }
+});
