@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 
 import { openPage, png, startServer } from "./harness.mjs";
-import { count, hidden, matches, reload, shot, submit, test, visible } from "./steps.mjs";
+import { count, hidden, matches, occupy, reload, shot, submit, submitted, test, visible } from "./steps.mjs";
 import { file, fill, open, signIn } from "./trainings.mjs";
 
 const KEY = "a-secret-of-16-letters";
@@ -148,6 +148,75 @@ test("input images, their mask and a typed prompt survive a reload at a server w
     await hidden(page, "#initial-gone");
     await loaded(page, "#references img, #initial-image", 2);
     await count(page, "#references li", 1);
+  } finally {
+    await context.close();
+    await server.stop();
+  }
+});
+
+test("a mask that can't be saved stays on the page, and goes with the job", async (_, { browser, server }) => {
+  const context = await browser.newContext({ viewport: { width: 1200, height: 900 } });
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    await page.setInputFiles("#files", [{ name: "a.png", mimeType: "image/png", buffer: png(64, 64, [200, 0, 0]) }]);
+    await page.locator("#references button", { hasText: "Use as initial image" }).first().click();
+    await page.route("**/v1/inputs", (route) => route.fulfill({ status: 507, contentType: "application/json", body: '{"error":{"code":"storage","message":"the disk is full"}}' }));
+    await page.click("#paint-mask");
+    await page.click("#mask-board");
+    await page.click("#mask-done");
+    await matches(page, ".alert-text", /The disk is full/);
+    await visible(page, "#initial-mask");
+    await page.unroute("**/v1/inputs");
+    const sent = submitted(page);
+    await submit(page, "a star", 2);
+    assert.match((await sent).postDataJSON().mask, /^input:/);
+    await page.waitForSelector("#grid li");
+    await hidden(page, "#working");
+  } finally {
+    await context.close();
+  }
+});
+
+test("signing out asks first while images are uploaded", async (_, { browser }) => {
+  const { page, close } = await open(browser, "--api-key", KEY);
+  try {
+    let release;
+    const held = new Promise((resolve) => (release = resolve));
+    await page.route("**/v1/inputs", async (route) => {
+      await held;
+      await route.continue();
+    });
+    await page.setInputFiles("#files", [file("late.png", [1, 2, 3])]);
+    await matches(page, "#inputs-status", /Uploading “late\.png”/);
+    await page.click("#sign-out");
+    await matches(page, ".toast-text", /still being uploaded/);
+    release();
+    await count(page, "#references li", 1);
+    await hidden(page, "#key-dialog");
+  } finally {
+    await close();
+  }
+});
+
+test("windows in the background hold no connection, and show the end of a job", async (_, { browser }) => {
+  const server = await startServer();
+  const context = await browser.newContext();
+  try {
+    const hide = (page) => page.addInitScript(() => Object.defineProperty(document, "hidden", { get: () => true }));
+    const front = await openPage(context, server.address);
+    await front.waitForSelector("[data-ready]");
+    await occupy(front, "a slow boat");
+    // A browser has six connections to a server.
+    const others = [];
+    for (let i = 0; i < 7; i++) others.push(await openPage(context, server.address, hide));
+    for (const page of others) await page.waitForSelector("[data-ready]");
+    await visible(others[6], "#working");
+    const status = await front.evaluate(() => fetch("/v1/about", { signal: AbortSignal.timeout(8000) }).then((answer) => answer.status));
+    assert.equal(status, 200);
+    await visible(front, "#working");
+    await front.click("#cancel");
+    for (const page of [front, others[0], others[6]]) await hidden(page, "#working");
   } finally {
     await context.close();
     await server.stop();

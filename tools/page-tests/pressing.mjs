@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { count, hidden, matches, shot, steps, test, visible } from "./steps.mjs";
+import { count, generate, hidden, matches, shot, steps, test, visible } from "./steps.mjs";
 import { file, fill, open } from "./trainings.mjs";
 
 /** Presses and releases like a person: the press takes the focus from a field, and some time passes. */
@@ -78,6 +78,28 @@ test("a picture that arrives does not take the click from a button", async (_, {
   } finally {
     await close();
   }
+});
+
+test("a double click on Delete takes one image, and a key that is held down, too", async (page) => {
+  for (const prompt of ["a bell", "a hat", "a boat"]) await generate(page, prompt);
+  const cards = await page.locator("#grid li").count();
+  await page.locator("#grid .open").first().click();
+  await visible(page, "#viewer");
+  // A person's double click takes longer than the answer.
+  const box = await page.locator("#viewer-actions .danger").boundingBox();
+  const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
+  await page.mouse.click(x, y);
+  await count(page, "#grid li", cards - 1);
+  await page.mouse.move(x, y);
+  await page.mouse.down({ clickCount: 2 });
+  await page.mouse.up({ clickCount: 2 });
+  await page.waitForTimeout(500);
+  await count(page, "#grid li", cards - 1);
+  for (let i = 0; i < 3; i++) await page.keyboard.down("Delete");
+  await page.keyboard.up("Delete");
+  await page.waitForTimeout(500);
+  await count(page, "#grid li", cards - 2);
+  await page.keyboard.press("Escape");
 });
 
 test("a double click orders one plot", async (page, { server }) => {

@@ -92,7 +92,7 @@ export async function call(path, { again = false, once = false, limit = LIMIT, r
         await askForKey();
         continue;
       }
-      if (!(isRead && more && BUSY.includes(answer.status))) throw refusal(answer);
+      if (!((isRead || again) && more && BUSY.includes(answer.status))) throw refusal(answer);
     } catch (error) {
       if (error.status) throw error;
       const found = error instanceof NoAnswer ? null : await problem();

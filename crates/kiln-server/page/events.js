@@ -2,10 +2,12 @@
 
 import { call } from "./api.js";
 import { untilReachable } from "./connection.js";
-import { sleep } from "./dom.js";
+import { memory, sleep } from "./dom.js";
 
 /** Silence after which the server is asked for the state, and the pauses before a stream is opened again, in ms. */
 const [SILENCE, PAUSE, LONGEST] = [15_000, 1000, 15_000];
+/** Time between two looks at what a hidden page follows, in ms. */
+const HIDDEN = 4000;
 
 /**
  * Follows the job or training at `path`: calls `on[name]` for its events, and finally `on.end` or, if the server has it no
@@ -15,11 +17,13 @@ const [SILENCE, PAUSE, LONGEST] = [15_000, 1000, 15_000];
 export function follow(path, { query = "", isFinal, on }) {
   let [source, timer, stopped, reopening, pause, latest] = [null, null, false, false, PAUSE, ""];
   const close = () => {
-    clearInterval(timer);
+    // Of both kinds.
+    clearTimeout(timer);
     source?.close();
   };
   const end = (finish, value) => {
     stopped = true;
+    document.removeEventListener("visibilitychange", change);
     close();
     finish?.(value);
   };
@@ -46,7 +50,17 @@ export function follow(path, { query = "", isFinal, on }) {
   };
   /** What tells whether a view is newer than another. */
   const state = ({ status, step, progress }) => JSON.stringify([status, step, progress?.phase, progress?.step, progress?.picture]);
+  /** Asks now and then. A browser has few connections to a server, and every window would hold some. */
+  const poll = async () => {
+    const view = await call(path).catch(() => null);
+    if (stopped || !document.hidden) return;
+    if (view && isFinal(view)) return void end(on.end, view);
+    if (view) (on.state ?? on.progress)(view);
+    timer = setTimeout(poll, HIDDEN);
+  };
   const open = () => {
+    // Who wants to be notified wants it at once.
+    if (document.hidden && !memory.get("notify")) return void poll();
     let heard = Date.now();
     source = new EventSource(`${path}/events${query}`);
     for (const name of Object.keys(on).filter((name) => name !== "end" && name !== "lost")) {
@@ -69,12 +83,15 @@ export function follow(path, { query = "", isFinal, on }) {
       if (Date.now() - heard < SILENCE) return;
       heard = Date.now();
       const view = await call(path).catch(() => null);
-      if (view && state(view) !== latest && Date.now() - heard < SILENCE) reopen();
+      if (view && state(view) !== latest) reopen();
     }, SILENCE / 3);
   };
-  open();
-  return () => {
-    stopped = true;
+  const change = () => {
+    if (reopening || stopped) return;
     close();
+    open();
   };
+  document.addEventListener("visibilitychange", change);
+  open();
+  return () => end();
 }

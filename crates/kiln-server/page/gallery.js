@@ -32,7 +32,8 @@ const windows = new BroadcastChannel("kiln.gallery");
 
 const wanted = () => ({ search, filter: $("gallery-filter").value });
 const isWanted = (list) => list.search === search && list.filter === $("gallery-filter").value;
-const inTrash = () => shown.filter === "trash";
+/** Whether the trash is shown. */
+export const inTrash = () => shown.filter === "trash";
 export const find = (id) => images.find((image) => image.id === id);
 const cardOf = (image) => document.querySelector(`#grid [data-image="${image.id}"]`);
 const plural = (n) => (n === 1 ? "The image" : `${n} images`);

@@ -38,7 +38,7 @@ export async function fields() {
     request.strength = $("strength").valueAsNumber;
     await mask?.loading;
     if (mask) {
-      request.mask = mask.feather ? (await upload(await toBlob(feathered(mask.canvas, mask.feather)))).id : mask.id;
+      request.mask = mask.feather ? (await upload(await toBlob(feathered(mask.canvas, mask.feather)))).id : mask.id ?? (await saveMask());
       // The image keeps its size.
       request.width = request.height = undefined;
     }
@@ -55,6 +55,14 @@ async function uploadNamed(blob, name) {
   } finally {
     setText($("inputs-status"), "");
   }
+}
+
+/** Uploads the mask, so that it survives a reload; until then only this page has it. */
+async function saveMask() {
+  const painted = mask;
+  painted.id = (await upload(await toBlob(painted.canvas))).id;
+  show();
+  return painted.id;
 }
 
 async function addFile(file) {
@@ -150,7 +158,7 @@ function makeInitial(index) {
 const saved = (input) => input && { id: input.id, name: input.name, width: input.width, height: input.height };
 
 function show() {
-  memory.set("inputs", { references: references.map(saved), initial: saved(initial), mask: mask && { id: mask.id, feather: mask.feather } });
+  memory.set("inputs", { references: references.map(saved), initial: saved(initial), mask: mask?.id ? { id: mask.id, feather: mask.feather } : null });
   $("references").replaceChildren(...references.map(row));
   size.useSource(initial ?? references[0]);
   $("initial-field").hidden = !initial;
@@ -275,10 +283,8 @@ export function listen(find, use) {
     await mask?.loading;
     const painted = await paintMask(url(initial), mask?.canvas);
     if (painted === undefined) return;
-    const feather = mask?.feather ?? 0;
-    // Uploaded now, so that it survives a reload.
-    const id = painted && (await upload(await toBlob(painted))).id;
-    setMask(painted && { canvas: painted, feather, id });
+    setMask(painted && { canvas: painted, feather: mask?.feather ?? 0, id: null });
     show();
+    if (painted) await saveMask();
   });
 }

@@ -36,13 +36,19 @@ async function rewrite() {
     const { references = [] } = await inputs.fields();
     const body = { prompt, references, model: form.model().id };
     const answer = await send("POST", "/v1/prompts/upsample", body, { limit: LIMIT });
-    rewritten = { original: original() ?? answer.original_prompt, words: words(answer.prompt) };
-    $("prompt").value = answer.prompt;
-    note("The prompt is rewritten.", "Undo", () => {
-      $("prompt").value = prompt;
-      forget();
-    });
-    $("prompt").focus();
+    const use = () => {
+      const before = $("prompt").value;
+      rewritten = { original: original() ?? answer.original_prompt, words: words(answer.prompt) };
+      $("prompt").value = answer.prompt;
+      note("The prompt is rewritten.", "Undo", () => {
+        $("prompt").value = before;
+        forget();
+      });
+      $("prompt").focus();
+    };
+    // What was typed meanwhile is not lost.
+    if ($("prompt").value === prompt) use();
+    else note("The rewritten prompt is ready. It replaces what you have typed since.", "Use it", use);
   } finally {
     button.disabled = false;
     button.textContent = "Rewrite";

@@ -73,7 +73,9 @@ export function open(picture) {
     open(image);
     $("viewer-star").focus();
   }), { id: "viewer-star", "aria-pressed": image.favourite === true });
-  const remove = button("Delete", () => trying(async () => {
+  const remove = button(gallery.inTrash() ? "Delete for good" : "Delete", (event) => trying(async () => {
+    // The second click of a double click is not for the next image.
+    if (event.detail > 1) return;
     const next = neighbour(1) ?? neighbour(-1);
     await gallery.remove([image]);
     if (next) open(next);
@@ -111,6 +113,8 @@ export function listen(options) {
     if (zoom.key(event.key)) return event.preventDefault();
     if (event.key === "ArrowLeft") move(-1);
     if (event.key === "ArrowRight") move(1);
+    // A key that is held down is one press.
+    if (event.repeat) return;
     if (event.key === "Delete") $("viewer-actions").querySelector(".danger")?.click();
     if (event.key === "f") $("viewer-star")?.click();
   });
