@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { count, generate, hidden, images, matches, running, shot, steps, submit, submitted, test, visible } from "./steps.mjs";
+import { count, generate, hidden, images, matches, occupy, running, shot, steps, submit, submitted, test, visible } from "./steps.mjs";
 
 test("an image is generated with a live preview, progress and time left", async (page) => {
   await page.fill("#prompt", "a red apple on a blue background");
@@ -59,6 +59,30 @@ test("all images of a job are on the stage, each with its seed", async (page) =>
   assert.deepEqual([await page.inputValue("#seed"), await page.inputValue("#count")], ["101", "1"]);
   await images(page, 1);
   await page.click("#lock");
+});
+
+test("what the server has to say about a prompt is below it, while the job runs and after", async (page) => {
+  await page.click("#advanced summary");
+  await page.fill("#max-tokens", "2");
+  await occupy(page, "a cat on a red chair in the garden");
+  await matches(page, "#prompt-notes", /prompt/i);
+  await visible(page, "#working");
+  await visible(page, "#prompt-notes");
+  await hidden(page, "#notes");
+  await shot(page, "prompt-notes");
+  // On a phone the prompt is out of sight.
+  await page.setViewportSize({ width: 390, height: 844 });
+  await visible(page, "#notes");
+  await hidden(page, "#prompt-notes");
+  await shot(page, "prompt-notes-phone");
+  await page.setViewportSize({ width: 1360, height: 900 });
+  await page.click("#cancel");
+  await hidden(page, "#working");
+  await visible(page, "#prompt-notes");
+  await page.fill("#max-tokens", "");
+  await generate(page, "a cat");
+  await page.waitForFunction(() => !/garden|token/.test(document.querySelector("#prompt-notes").textContent));
+  await page.click("#advanced summary");
 });
 
 test("seeds are rolled, locked and checked", async (page) => {
