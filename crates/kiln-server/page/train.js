@@ -21,6 +21,8 @@ let shown = null;
 /** The training that is followed, and the function that stops that. */
 let followed = { id: null, stop() {} };
 let frame = 0;
+/** The training that was chosen last: the answer for an earlier one may come later. */
+let chosen = null;
 
 function describe(view) {
   const { status, paused, position, preparing, step, steps, loss } = view;
@@ -109,8 +111,10 @@ function showTraining(view) {
 
 /** Shows a training. */
 async function select(id) {
+  chosen = id;
   const view = await call(`/v1/trainings/${id}`);
   if (view.lora && !loras.find(view.lora)) await form.reloadLoras();
+  if (chosen !== id) return;
   shown = view;
   update(shown);
   if (isActive(shown)) follow(id);
@@ -127,14 +131,13 @@ function follow(id) {
   const on = {
     state: take(true),
     progress: take(false),
-    end(view) {
-      take(true)(view);
+    async end(view) {
       followed = { id: null, stop() {} };
+      // First, so that the buttons for it come with the end.
+      if (view.lora) await trying(form.reloadLoras);
+      take(true)(view);
       announce(view);
-      trying(async () => {
-        await form.reloadLoras();
-        await load();
-      });
+      trying(load);
     },
     lost() {
       // Deleted elsewhere.
@@ -222,7 +225,7 @@ export function listen() {
     await load();
   });
   $("train-new").onclick = () => {
-    shown = null;
+    shown = chosen = null;
     show();
     $("train-name").focus();
   };
