@@ -224,6 +224,10 @@ impl RowSource for DequantizedRows<'_> {
             return ZeroPadded { matrix: self.matrix, first_row: 0 }.read_row(s, row, from, out);
         }
         let scale = self.scales[row];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = self.matrix.amx_tiles() {
+            return tiles.dequantize_row(row, from, scale, out);
+        }
         let integers = &self.matrix.row(row)[from..];
         out.iter_mut().zip(integers).for_each(|(out, &v)| *out = f32::from(v as i8) * scale);
     }

@@ -10,10 +10,6 @@ use kiln_cpu::{CpuBackend, CpuOptions, Isa};
 /// CPUs have no fp8 instructions; int8 has the same size and is faster.
 const FP8: Skip = Skip { cases: "_fp8/", reason: "fp8 products are for GPUs" };
 
-/// AMX reads int8 weights as tiles, from which no gradient is computed.
-const INT8_GRADIENTS: Skip =
-    Skip { cases: "training/linear_backward_int8", reason: "int8 weights are packed as tiles" };
-
 fn main() -> ExitCode {
     let backend = |isa, threads| match CpuBackend::new(CpuOptions { isa: Some(isa), threads: Some(threads) })
     {
@@ -25,8 +21,7 @@ fn main() -> ExitCode {
         let (one, three) = (backend(isa, 1), backend(isa, 3));
         let name = format!("cpu_{isa}");
         all.extend(trials_of_both(&name, &three, &one, &[FP8]));
-        let training_skips: &[Skip] = if isa == Isa::Amx { &[FP8, INT8_GRADIENTS] } else { &[FP8] };
-        all.extend(training_trials_of_both(&name, &three, &one, training_skips));
+        all.extend(training_trials_of_both(&name, &three, &one, &[FP8]));
     }
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }

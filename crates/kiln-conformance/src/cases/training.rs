@@ -126,7 +126,7 @@ struct Int8Backward;
 impl TrainingScenario for Int8Backward {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
-        for [rows, out, cols] in [[7, 33, 65], [130, 64, 32]] {
+        for [rows, out, cols] in [[7, 33, 65], [130, 64, 32], [3, 81, 203], [1, 5, 3]] {
             let integers = t.bytes(out * cols);
             let integers = HostTensor::new(DType::I8, [out, cols], integers.into())?;
             let scales = t.draw(NORMAL.scaled(1e-3).shifted(1e-2), [out]);

@@ -59,4 +59,23 @@ impl PackedInt8Weight {
             .get(pair * area + from / TILE_ROW_BYTES * 2 * TILE_BYTES..(pair + 1) * area)
             .unwrap_or_default()
     }
+
+    /// Writes `scale` times a row, from column `from` on: what gradients through the weight read. A line of a tile has four
+    /// columns of 16 rows, so that neighbouring rows find it in the cache.
+    pub fn dequantize_row(&self, row: usize, from: usize, scale: f32, out: &mut [f32]) {
+        let tiles = &self.tiles(row / PAIR, 0)[row % PAIR / 16 * TILE_BYTES..];
+        let mut out = out.iter_mut();
+        let mut skip = from % 4;
+        for group in from / 4.. {
+            let line = group / 16 * 2 * TILE_BYTES + group % 16 * TILE_ROW_BYTES;
+            let Some(columns) = tiles.get(line + row % 16 * 4..).and_then(|rest| rest.get(skip..4)) else {
+                return;
+            };
+            for &column in columns {
+                let Some(out) = out.next() else { return };
+                *out = f32::from(column as i8) * scale;
+            }
+            skip = 0;
+        }
+    }
 }

@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use kiln_ops::training::{LowRank, shapes};
-use kiln_ops::{Error, Result, Tensor as _};
-use kiln_tensor::DType;
+use kiln_ops::{Result, Tensor as _};
 
 use crate::Context;
 use crate::element::{Element, Scalar, convert, read, write};
@@ -140,7 +139,7 @@ pub(super) fn linear_backward(
     let [out, cols] = w.size();
     let shape = shapes::linear_backward(dys, [out, cols], w.updates.len(), add)?;
     let rows = shape.rows();
-    let weight = dequantized("linear_backward", w)?;
+    let weight = dequantized(w);
     by_dtype!(dys[0], T => {
         let mut dx = cx.buffer::<T>(shape.numel())?;
         let add = add.map(T::elements);
@@ -152,12 +151,8 @@ pub(super) fn linear_backward(
 }
 
 /// The rows of a weight as f32.
-fn dequantized<'a>(op: &'static str, w: &'a CpuWeight) -> Result<DequantizedRows<'a>> {
-    if w.is_amx_packed() {
-        // Its tiles can't be read by rows.
-        return Err(Error::DType { op, dtype: DType::I8, backend: "cpu (amx)".into() });
-    }
-    Ok(DequantizedRows { matrix: &w.matrix, scales: &w.scales })
+fn dequantized(w: &CpuWeight) -> DequantizedRows<'_> {
+    DequantizedRows { matrix: &w.matrix, scales: &w.scales }
 }
 
 fn rows_of<T: TensorElement>(x: &CpuTensor) -> Rows<'_, T> {
@@ -250,7 +245,7 @@ pub(super) fn row_norms(
 ) -> Result<CpuTensor> {
     let [out, cols] = w.size();
     let shape = shapes::row_norms([out, cols], updates)?;
-    let weight = dequantized("row_norms", w)?;
+    let weight = dequantized(w);
     let mut norms = cx.buffer::<f32>(out)?;
     cx.pool.for_each_chunk_with(
         &mut norms,
