@@ -98,8 +98,10 @@ extern "C" __global__ void __launch_bounds__(256) adamw_8bit(const __grid_consta
     }
     float m_largest = block_largest(fabsf(first)), v_largest = block_largest(second);
     if (i < s.end) {
-        m[i] = nearest_code(books, first * (m_largest > 0.0f ? 1.0f / m_largest : 0.0f));
-        v[i] = nearest_code(books + 256, second * (v_largest > 0.0f ? 1.0f / v_largest : 0.0f));
+        m[i] = nearest_code(books, first / (m_largest > 0.0f ? m_largest : 1.0f));
+        unsigned char code = nearest_code(books + 256, second / (v_largest > 0.0f ? v_largest : 1.0f));
+        // A second moment that is not 0 never becomes 0, which the next step would divide by.
+        v[i] = code == 0 && second > 0.0f ? 1 : code;
     }
     // Every thread has read the old scales before the first barrier of block_largest.
     if (threadIdx.x == 0) *m_scale = m_largest, *v_scale = v_largest;

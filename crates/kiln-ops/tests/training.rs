@@ -238,3 +238,71 @@ fn eight_bit_state_stays_close_to_full_state() {
     assert!(moved > 0.1 && distance(&full, &small) < 0.1 * moved, "{} of {moved}", distance(&full, &small));
     assert_eq!(B.zeros([2, 3].into(), DType::BF16).unwrap().dtype(), DType::BF16);
 }
+
+/// Takes 8-bit AdamW steps on these gradients, with a learning rate of 0.01; returns the parameters.
+fn steps_8bit(start: &HostTensor, gradients: impl IntoIterator<Item = HostTensor>) -> HostTensor {
+    let count = start.shape().numel();
+    let mut param = start.clone();
+    let mut m = Quantized8::zeros(count, CodeBook::signed().code(0.0));
+    let mut v = Quantized8::zeros(count, CodeBook::unsigned().code(0.0));
+    for (step, grad) in (1..).zip(gradients) {
+        let step = AdamWStep { lr: 1e-2, betas: [0.9, 0.999], eps: 1e-8, decay: 0.01, step, grad_scale: 1.0 };
+        let tensor = QuantizedAdamWTensor { param: &mut param, grad: &grad, m: &mut m, v: &mut v };
+        B.adamw_8bit(&mut [tensor], &step).unwrap();
+    }
+    param
+}
+
+/// `scale(i)` times draws of a magnitude of at least a half.
+fn gradient(seed: u64, count: usize, scale: impl Fn(usize) -> f64) -> HostTensor {
+    let draws = TorchCpu::new(seed).randn(count);
+    let value = |(i, draw): (usize, f32)| scale(i) as f32 * draw.signum() * (0.5 + draw.abs());
+    HostTensor::from_f32([count], draws.into_iter().enumerate().map(value).collect()).unwrap()
+}
+
+/// The numbers are those of bitsandbytes 0.50.2: `tools/golden/adamw8bit.py`.
+#[test]
+fn eight_bit_steps_are_those_of_bitsandbytes() {
+    let scale = |i: usize| 10f64.powf(-((i * 37 % 101) as f64) / 50.0);
+    let found = steps_8bit(&randn(7, [1024]), (1..=20).map(|step| gradient(100 + step, 1024, scale)));
+    let expected = [
+        -0.754_944_9,
+        0.141_579_5,
+        0.507_542_1,
+        -0.326_283_2,
+        -0.037_206_8,
+        -1.572_497_6,
+        0.568_815_4,
+        -0.425_149_1,
+        0.391_007_5,
+        -1.473_750_8,
+        1.586_745_4,
+        0.059_596_6,
+        -1.331_970_7,
+        -1.973_021_0,
+        0.218_301_1,
+        1.684_407_7,
+    ];
+    let found: Vec<f32> = found.to_f32().unwrap().iter().copied().step_by(64).collect();
+    for (found, expected) in found.iter().zip(expected) {
+        // A value halfway between two codes may get either: at most a few percent of a step, which is 0.01.
+        assert!((found - expected).abs() < 2e-4, "{found}, expected {expected}");
+    }
+}
+
+#[test]
+fn no_weight_is_thrown_where_gradients_of_a_block_differ_by_decades() {
+    let scale =
+        |i: usize| if i.is_multiple_of(9) { 0.0 } else { 10f64.powf(-((i * 37 % 101) as f64) / 20.0) };
+    let start = HostTensor::zeros([1024]);
+    let mut before = vec![0.0; 1024];
+    for steps in 1..=8 {
+        let found = steps_8bit(&start, (1..=steps).map(|step| gradient(100 + step, 1024, scale)));
+        let found = found.to_f32().unwrap().into_owned();
+        for (i, (found, before)) in found.iter().zip(&before).enumerate() {
+            assert!((found - before).abs() < 0.03, "step {steps}, weight {i}: {before}, then {found}");
+            assert!(!i.is_multiple_of(9) || *found == 0.0, "weight {i} has no gradient, and is {found}");
+        }
+        before = found;
+    }
+}

@@ -49,6 +49,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128], [140, 70, 70, 128]] };
     list.add_training("training/attention_full_size", full);
     list.add_training_once("training/optimizers", Optimizers);
+    list.add_training_once("training/adamw_8bit_small_moments", SmallMoments);
     list.add_training_once("training/invalid_arguments", Invalid);
 }
 
@@ -134,7 +135,10 @@ impl TrainingScenario for Int8Backward {
             let dy = t.activation(HEAVY_TAILED, [rows, out])?;
             let dx = b.linear_backward(&[&dy], &w, None)?;
             let tolerance = Tolerance::sum(out).rounded_inside(t.dtype);
-            t.record(format!("{rows}x{out}x{cols}"), &dx, tolerance)?;
+            let label = format!("{rows}x{out}x{cols}");
+            t.record(label.clone(), &dx, tolerance)?;
+            let norms = b.row_norms(&w, &[])?;
+            t.record_as(format!("norms, {label}"), &norms, DType::F32, Tolerance::sum(cols))?;
         }
         Ok(())
     }
@@ -451,6 +455,31 @@ impl TrainingScenario for Optimizers {
             }
         }
         Ok(())
+    }
+}
+
+/// Gradients whose magnitudes span five decades in a block: no second moment may be lost, and no zero may become a number.
+struct SmallMoments;
+
+impl TrainingScenario for SmallMoments {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let n = 2 * BLOCK + 77;
+        let mut param = b.upload(&HostTensor::zeros([n]), DType::F32)?;
+        let zeros = |book: &CodeBook| b.upload_quantized(&Quantized8::zeros(n, book.code(0.0)));
+        let (mut m, mut v) = (zeros(CodeBook::signed())?, zeros(CodeBook::unsigned())?);
+        for step in 1..=3 {
+            let scale = |i: usize| if i % 7 == 0 { 0.0 } else { 10f32.powf(-((i * 37 % 101) as f32) / 20.0) };
+            let draws = t.draw(NORMAL, [n]);
+            let grad = draws.to_f32()?.iter().enumerate().map(|(i, v)| scale(i) * (2.0 + v.abs())).collect();
+            let grad = b.upload(&HostTensor::from_f32([n], grad)?, DType::F32)?;
+            let step =
+                AdamWStep { lr: 0.05, betas: [0.9, 0.999], eps: 1e-8, decay: 0.0, step, grad_scale: 1.0 };
+            let tensor = QuantizedAdamWTensor { param: &mut param, grad: &grad, m: &mut m, v: &mut v };
+            b.adamw_8bit(&mut [tensor], &step)?;
+        }
+        // A value halfway between two codes may get either.
+        t.record("param", &param, Tolerance { relative: 0.3, slack: 0.05, l2: 0.02 })
     }
 }
 

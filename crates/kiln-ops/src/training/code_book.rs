@@ -1,9 +1,11 @@
-//! The values of 8-bit optimizer state: Dettmers' dynamic data type.
+//! The values of 8-bit optimizer state: Dettmers' dynamic data type, as in bitsandbytes.
 //!
 //! A magnitude is `10^-e` times one of some evenly spaced fractions between 0.1 and 1: the larger the magnitude, the more
 //! fractions. Blocks are scaled so that their largest magnitude is 1.
 
 use std::sync::LazyLock;
+
+use super::Quantized8;
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
@@ -64,12 +66,26 @@ impl CodeBook {
         if value - self.values[below] <= self.values[above] - value { below as u8 } else { above as u8 }
     }
 
+    /// The values of stored blocks.
+    pub fn dequantize(&self, state: &Quantized8) -> Vec<f32> {
+        let value = |(i, &code): (usize, &u8)| self.value(code) * state.scales[i / BLOCK];
+        state.codes.iter().enumerate().map(value).collect()
+    }
+
     /// Stores values in blocks: codes, and the largest magnitude of each block.
+    ///
+    /// A second moment that is not 0 never becomes 0: the next step would divide by almost nothing. bitsandbytes rounds
+    /// it to 0, and such a step is up to a thousand times too large.
     pub fn quantize(&self, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
+        // In the book without signs, code 0 is the value 0.
+        let smallest = |value: f32| u8::from(self.values[0] == 0.0 && value > 0.0);
         for ((values, codes), scale) in values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK)).zip(scales) {
             *scale = values.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let inverse = if *scale > 0.0 { 1.0 / *scale } else { 0.0 };
-            codes.iter_mut().zip(values).for_each(|(code, value)| *code = self.code(value * inverse));
+            // Not the inverse of the scale, which may be infinite.
+            let divisor = if *scale > 0.0 { *scale } else { 1.0 };
+            for (code, value) in codes.iter_mut().zip(values) {
+                *code = self.code(value / divisor).max(smallest(*value));
+            }
         }
     }
 }
@@ -88,6 +104,20 @@ mod tests {
             assert_eq!(book.value(255), 1.0);
         }
         assert!(CodeBook::signed().value(0) < -0.99 && CodeBook::unsigned().value(0) == 0.0);
+    }
+
+    #[test]
+    fn zero_stays_zero_and_no_second_moment_becomes_zero() {
+        for (book, largest) in
+            [(CodeBook::signed(), 1.0), (CodeBook::unsigned(), 1e-3), (CodeBook::signed(), 1e-42)]
+        {
+            let values = [largest, 0.0, largest * 1e-8, f32::from_bits(1)];
+            let (mut codes, mut scales) = ([0; 4], [0.0]);
+            book.quantize(&values, &mut codes, &mut scales);
+            assert_eq!((book.value(codes[0]), book.value(codes[1])), (1.0, 0.0), "{largest}");
+            let is_zero = |code: u8| book.value(code) == 0.0;
+            assert!(book.values[0] < 0.0 || !is_zero(codes[2]) && !is_zero(codes[3]), "{codes:?}");
+        }
     }
 
     #[test]

@@ -242,7 +242,7 @@ pub trait TrainingBackend: Backend {
     fn adamw(&self, tensors: &mut [AdamWTensor<'_, Self::Tensor>], step: &AdamWStep) -> Result<()>;
 
     /// [`TrainingBackend::adamw`] with 8-bit moments: both are read, updated, used unrounded for `param`, and stored with the
-    /// nearest code; `m` with [`CodeBook::signed`], `v` with [`CodeBook::unsigned`].
+    /// nearest code; `m` with [`CodeBook::signed`], `v` with [`CodeBook::unsigned`], where a `v` above 0 stays above 0.
     fn adamw_8bit(
         &self,
         tensors: &mut [QuantizedAdamWTensor<'_, Self::Tensor, Self::Quantized>],
