@@ -45,10 +45,19 @@ pub(crate) fn of_config(path: &Path) -> Option<&Path> {
     }
 }
 
-/// Locates the weights in `folder`. Prefers a list of shards to a single file, safetensors to GGUF, the usual names to
-/// others, and the plain file to a variant (`model.fp16.safetensors`). Several that are equally good are an error.
+/// Locates the weights in `folder`. Of the usual names, transformers reads `model.safetensors` before its list of shards,
+/// diffusers the list of shards before `diffusion_pytorch_model.safetensors`. Other than that, prefers a list of shards to a
+/// single file, safetensors to GGUF, the usual names to others, and the plain file to a variant
+/// (`model.fp16.safetensors`). Several that are equally good are an error.
 pub(crate) fn locate(folder: &Path) -> Result<WeightsLocation> {
     let names = file_names(folder)?;
+    let has = |stem: &str, extension: &str| {
+        names.iter().any(|name| name.strip_suffix(extension).is_some_and(|found| found == stem))
+    };
+    let [diffusers, transformers] = USUAL;
+    if has(transformers, SINGLE) && !has(diffusers, INDEX) && !has(diffusers, SINGLE) {
+        return Ok(WeightsLocation::File(folder.join(format!("{transformers}{SINGLE}"))));
+    }
     if let Some(name) = choose(folder, &names, INDEX, |_| true)? {
         return Ok(WeightsLocation::Index(folder.join(name)));
     }

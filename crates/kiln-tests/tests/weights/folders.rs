@@ -121,12 +121,42 @@ fn shards_are_read_as_one() {
 }
 
 #[test]
-fn index_can_be_opened_itself_and_comes_before_a_single_file() {
-    let dir = sharded();
-    let path = dir.path().join("model.safetensors.index.json");
-    assert_eq!(WeightSource::open(path).unwrap().names().count(), 4);
-    fs::write(dir.path().join("model.safetensors"), tensors(&[("other", &[1])], &[])).unwrap();
-    assert_eq!(WeightSource::open(dir.path()).unwrap().names().count(), 4);
+fn index_can_be_opened_itself() {
+    let path = sharded();
+    assert_eq!(
+        WeightSource::open(path.path().join("model.safetensors.index.json")).unwrap().names().count(),
+        4
+    );
+}
+
+#[test]
+fn transformers_reads_a_single_file_before_its_index_and_diffusers_the_index() {
+    let whole = |dir: &TempDir, name: &str| {
+        fs::write(dir.path().join(name), tensors(&[("other", &[1])], &[])).unwrap();
+    };
+    let names = |dir: &TempDir| WeightSource::open(dir.path()).unwrap().names().count();
+    let transformers = sharded();
+    whole(&transformers, "model.safetensors");
+    assert_eq!(opened(&transformers), "other");
+    // A variant is not what transformers looks for.
+    let variant = sharded();
+    whole(&variant, "model.fp16.safetensors");
+    assert_eq!(names(&variant), 4);
+    let diffusers = sharded();
+    let [from, to] = ["model", "diffusion_pytorch_model"]
+        .map(|stem| diffusers.path().join(format!("{stem}.safetensors.index.json")));
+    fs::rename(from, to).unwrap();
+    whole(&diffusers, "diffusion_pytorch_model.safetensors");
+    assert_eq!(names(&diffusers), 4);
+    // A list of shards with another name is of neither.
+    let other = sharded();
+    fs::rename(
+        other.path().join("model.safetensors.index.json"),
+        other.path().join("flux.safetensors.index.json"),
+    )
+    .unwrap();
+    whole(&other, "model.safetensors");
+    assert_eq!(opened(&other), "other");
 }
 
 #[test]

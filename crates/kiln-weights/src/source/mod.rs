@@ -46,9 +46,9 @@ pub(crate) struct Unclaimed {
 impl WeightSource {
     /// Opens a safetensors or GGUF file, a list of shards (`X.safetensors.index.json`), or a component folder.
     ///
-    /// In a folder, a list of shards is preferred to a single file. Of several files, the one named
-    /// `diffusion_pytorch_model` or `model` is used, and a variant such as `model.fp16.safetensors` only if there is no plain
-    /// file. If several remain, it is an error.
+    /// In a folder, `model.safetensors` is preferred to a list of shards, as in transformers, and a list of shards to any
+    /// other file, as in diffusers. Of several files, the one named `diffusion_pytorch_model` or `model` is used, and a
+    /// variant such as `model.fp16.safetensors` only if there is no plain file. If several remain, it is an error.
     ///
     /// Tensors have their names in the file; [`WeightSource::component`] gives them the model's. Scales are not listed, but
     /// read with the tensors they belong to. A `quantization_config` in the folder's `config.json` is checked: weights in a
