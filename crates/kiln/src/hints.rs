@@ -38,7 +38,8 @@ pub fn engine(error: &kiln_engine::Error) -> Option<String> {
 pub fn model(error: &kiln_model::Error) -> Option<String> {
     match error {
         Error::NotFinite { .. } => Some(
-            "the weights are damaged, or the weight of a --lora is too large; download the model again, or lower the weight"
+            "the guidance or the weight of a --lora is too large, or the model's weights are damaged; lower them, or \
+             download the model again"
                 .into(),
         ),
         Error::Read { .. } => Some("check that the file exists and is readable".into()),
@@ -162,6 +163,10 @@ fn lora(problem: &LoraProblem) -> &'static str {
         LoraProblem::TextEncoder { .. } | LoraProblem::OtherPart { .. } => {
             "--lora-partial ignores these and uses the rest"
         }
+        LoraProblem::MetadataAlpha { .. } => {
+            "programs differ in which one they use; save the LoRA again with the program that made it"
+        }
+        LoraProblem::DoraOfColumns { .. } => "use --dora-rule comfyui: diffusers does not read such a DoRA",
         LoraProblem::Setting { .. } => "merge it into its model with PEFT, and use the merged model",
         LoraProblem::Adapters { .. } => "save each adapter to a file of its own, and give both with --lora",
         LoraProblem::UnknownKeys { .. } => {

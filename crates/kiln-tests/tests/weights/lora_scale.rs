@@ -64,7 +64,6 @@ fn rank_stabilized_loras_divide_by_the_square_root() {
 fn missing_settings_have_the_defaults_of_peft() {
     // Both r and lora_alpha are 8 there.
     assert_eq!(scale_of_q(r#"{"r":4}"#), 2.0);
-    assert_eq!(scale_of_q(r#"{"r":4,"lora_alpha":null}"#), 2.0);
     assert!(matches!(
         problem(with_metadata(&[Q], r#"{"transformer.lora_alpha":8}"#)),
         LoraProblem::MetadataRank { expected: 8.0, found: 4, .. }
@@ -147,14 +146,41 @@ fn patterns_match_as_in_peft() {
 }
 
 #[test]
-fn alpha_tensor_comes_before_the_metadata() {
+fn alpha_tensor_comes_before_the_defaults_of_the_metadata() {
     let eight = 8f32.to_le_bytes();
     assert_eq!(with_alpha("F32", &[], &eight, "").unwrap().scale("x"), Some(2.0));
     assert_eq!(with_alpha("BF16", &[1], &[0x00, 0x41], "").unwrap().scale("x"), Some(2.0));
-    let four = r#"{"transformer.r":4,"transformer.lora_alpha":4}"#;
-    assert_eq!(with_alpha("F32", &[], &eight, four).unwrap().scale("x"), Some(2.0));
-    let root = r#"{"transformer.r":4,"transformer.lora_alpha":4,"transformer.use_rslora":true}"#;
+    let two = 2f32.to_le_bytes();
+    assert_eq!(with_alpha("F32", &[], &two, r#"{"transformer.r":4}"#).unwrap().scale("x"), Some(0.5));
+    let root = r#"{"transformer.r":4,"transformer.lora_alpha":8,"transformer.use_rslora":true}"#;
     assert_eq!(with_alpha("F32", &[], &eight, root).unwrap().scale("x"), Some(4.0));
+}
+
+#[test]
+fn an_alpha_tensor_and_another_alpha_in_the_metadata_are_refused() {
+    let eight = 8f32.to_le_bytes();
+    let four = r#"{"transformer.r":4,"transformer.lora_alpha":4}"#;
+    let found = problem(with_alpha("F32", &[], &eight, four));
+    assert_eq!(
+        found.to_string(),
+        "`x.alpha` is 8, but its lora_adapter_metadata has an alpha of 4; expected one alpha"
+    );
+    let pattern = r#"{"transformer.r":4,"transformer.alpha_pattern":{"x":2}}"#;
+    assert!(matches!(problem(with_alpha("F32", &[], &eight, pattern)), LoraProblem::MetadataAlpha { .. }));
+    // What the tensor's type rounds is no difference: bf16 has no 1.001.
+    let close = r#"{"transformer.r":4,"transformer.lora_alpha":1.001}"#;
+    assert_eq!(with_alpha("BF16", &[1], &[0x80, 0x3f], close).unwrap().scale("x"), Some(0.25));
+}
+
+#[test]
+fn an_alpha_or_rank_of_null_is_refused_as_peft_does() {
+    for (metadata, name) in [
+        (r#"{"transformer.r":4,"transformer.lora_alpha":null}"#, "lora_alpha"),
+        (r#"{"transformer.r":null,"transformer.lora_alpha":4}"#, "r"),
+    ] {
+        let found = problem(with_metadata(&[Q], metadata)).to_string();
+        assert!(found.contains(&format!("`{name}` is null, expected a number")), "{found}");
+    }
 }
 
 #[test]

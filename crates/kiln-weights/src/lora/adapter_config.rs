@@ -9,6 +9,7 @@
 
 use super::adapter_file::AdapterFile;
 use super::json::Json;
+use super::scale::Alpha;
 use super::settings::{LORA, Pattern, Settings};
 use super::update::Update;
 use super::{LoraProblem, SettingsPlace};
@@ -34,6 +35,8 @@ pub(super) struct AdapterConfig {
     /// `None` if that of the matrices counts.
     rank: Option<f64>,
     alpha: f64,
+    /// Whether it states the alpha, instead of leaving it at PEFT's default.
+    states_alpha: bool,
     rank_patterns: Vec<Pattern>,
     alpha_patterns: Vec<Pattern>,
     /// Divide alpha by the square root of the rank (rank-stabilized LoRA).
@@ -74,10 +77,12 @@ impl AdapterConfig {
         let Some(settings) = Settings::new(place.clone(), &json)? else { return Ok(None) };
         let kinds = settings.kinds()?;
         settings.check_supported()?;
+        let alpha = if kinds == LORA { "lora_alpha" } else { "alpha" };
         Ok(Some(AdapterConfig {
             place,
             rank: Some(settings.number("r")?),
-            alpha: settings.number(if kinds == LORA { "lora_alpha" } else { "alpha" })?,
+            alpha: settings.number(alpha)?,
+            states_alpha: settings.given_number(alpha)?.is_some(),
             rank_patterns: settings.patterns("rank_pattern")?,
             alpha_patterns: settings.patterns("alpha_pattern")?,
             use_rslora: settings.flag("use_rslora")? == Some(true),
@@ -100,6 +105,7 @@ impl AdapterConfig {
             place,
             rank: None,
             alpha,
+            states_alpha: true,
             rank_patterns: Vec::new(),
             alpha_patterns: Vec::new(),
             use_rslora: false,
@@ -108,12 +114,13 @@ impl AdapterConfig {
         }))
     }
 
-    /// The scale of a module, whose own `alpha` comes first. PEFT scales a LoKr also if both of its factors are full.
+    /// The scale of a module, whose own `alpha` must be that of the settings, if both are there: programs differ in which of
+    /// them they read. PEFT scales a LoKr also if both of its factors are full.
     pub fn scale(
         &self,
         module: ModuleName<'_>,
         update: &Update,
-        alpha: Option<f64>,
+        alpha: Option<&Alpha<'_>>,
     ) -> Result<f64, LoraProblem> {
         let (key, name) = (|| update.keys()[1].to_owned(), module.name);
         if !self.kinds.contains(&update.kind()) {
@@ -132,9 +139,17 @@ impl AdapterConfig {
         if rank <= 0.0 {
             return Err(unusable(&self.place, format!("the rank of `{name}` is {rank}")));
         }
+        let stated = self.value(&self.alpha_patterns, self.alpha, module)?;
         let alpha = match alpha.filter(|_| found.is_some()) {
-            Some(alpha) => alpha,
-            None => self.value(&self.alpha_patterns, self.alpha, module)?,
+            Some(own) => {
+                let states = self.states_alpha || stated != self.alpha;
+                if states && !own.could_be(stated) {
+                    let (settings, key, found) = (self.place.clone(), own.key().to_owned(), own.usable()?);
+                    return Err(LoraProblem::MetadataAlpha { settings, key, found, stated });
+                }
+                own.usable()?
+            }
+            None => stated,
         };
         // As in an `.alpha` tensor: it means no update to some programs, and no alpha to others.
         if alpha == 0.0 {

@@ -201,6 +201,18 @@ pub enum LoraProblem {
         /// That matrix's rows.
         found: usize,
     },
+    /// A config with another alpha than the tensors'.
+    #[error("`{key}` is {found}, but {settings} has an alpha of {stated}; expected one alpha")]
+    MetadataAlpha {
+        /// Where the settings are.
+        settings: SettingsPlace,
+        /// The key of the tensor.
+        key: String,
+        /// Its value.
+        found: f64,
+        /// The alpha of the settings.
+        stated: f64,
+    },
     /// A config for another kind of adapter than the tensors'.
     #[error("{settings} is that of a {expected}, but `{key}` is of a {found}")]
     MetadataKind {
@@ -228,6 +240,12 @@ pub enum LoraProblem {
     DoraWithoutMagnitude {
         /// Where the settings are.
         settings: SettingsPlace,
+    },
+    /// Magnitudes that PEFT does not have.
+    #[error("`{key}` has magnitudes of columns, which the diffusers rule for DoRAs does not cover")]
+    DoraOfColumns {
+        /// The key.
+        key: String,
     },
     /// Magnitudes, with a config without `use_dora`.
     #[error("{settings} says that use_dora is false, but there are magnitudes in the LoRA")]
@@ -273,6 +291,7 @@ impl LoraProblem {
         match self {
             LoraProblem::Metadata { settings: SettingsPlace::File(file), .. }
             | LoraProblem::MetadataRank { settings: SettingsPlace::File(file), .. }
+            | LoraProblem::MetadataAlpha { settings: SettingsPlace::File(file), .. }
             | LoraProblem::MetadataKind { settings: SettingsPlace::File(file), .. }
             | LoraProblem::DoraWithoutMagnitude { settings: SettingsPlace::File(file) }
             | LoraProblem::MagnitudeWithoutDora { settings: SettingsPlace::File(file) } => Some(file),

@@ -51,8 +51,20 @@ impl<'k> Alpha<'k> {
         Ok(Alpha { key, value, exact_to })
     }
 
+    /// The key of the tensor.
+    pub fn key(&self) -> &str {
+        self.key
+    }
+
+    /// Whether it may be this number, rounded to the type of the tensor.
+    pub fn could_be(&self, alpha: f64) -> bool {
+        // bf16 has 8 bits, fp8 2 or 3.
+        let error = if self.exact_to.is_finite() { 0.25 } else { 1.0 / 128.0 };
+        (f64::from(self.value) - alpha).abs() <= alpha.abs() * error
+    }
+
     /// The value, if a scale can be computed from it. Zero means no update to some programs, and no alpha to others.
-    fn usable(&self) -> Result<f64, LoraProblem> {
+    pub fn usable(&self) -> Result<f64, LoraProblem> {
         if self.value.is_finite() && self.value != 0.0 {
             return Ok(self.value.into());
         }
@@ -96,7 +108,7 @@ impl Scale {
         };
         let given = alpha.as_ref().map(Alpha::usable).transpose()?;
         let value = match config {
-            Some(config) => config.scale(module, update, given)?,
+            Some(config) => config.scale(module, update, alpha.as_ref())?,
             None => given.map_or(1.0, |alpha| alpha / rank as f64),
         };
         let doubt = match alpha {

@@ -108,6 +108,11 @@ impl<'j> Settings<'j> {
         found.map(|setting| setting.value).filter(|value| !matches!(value, Json::Null))
     }
 
+    /// Whether it has this setting, be it null.
+    fn names(&self, name: &str) -> bool {
+        self.settings.iter().any(|setting| setting.name == name)
+    }
+
     pub fn flag(&self, name: &str) -> Result<Option<bool>, LoraProblem> {
         match self.get(name) {
             None => Ok(None),
@@ -116,13 +121,21 @@ impl<'j> Settings<'j> {
         }
     }
 
+    /// A number, if it is given. PEFT fails on null, so that it is not a way to leave it out.
+    pub fn given_number(&self, name: &str) -> Result<Option<f64>, LoraProblem> {
+        let found = self.settings.iter().rfind(|setting| setting.name == name);
+        found.map(|setting| self.to_number(name, setting.value)).transpose()
+    }
+
+    /// A number, or PEFT's default.
     pub fn number(&self, name: &str) -> Result<f64, LoraProblem> {
-        self.get(name).map_or(Ok(PEFT_DEFAULT), |value| self.to_number(name, value))
+        Ok(self.given_number(name)?.unwrap_or(PEFT_DEFAULT))
     }
 
     fn to_number(&self, name: &str, value: &Json) -> Result<f64, LoraProblem> {
         match value {
             Json::Number(n) if n.is_finite() => Ok(*n),
+            Json::Null => Err(self.unusable(format!("`{name}` is null, expected a number"))),
             _ => Err(self.unusable(format!("`{name}` is not a number"))),
         }
     }
@@ -160,11 +173,11 @@ impl<'j> Settings<'j> {
                 _ => Err(self.unsupported("peft_type", kind.clone())),
             },
             Some(_) => Err(self.unusable("`peft_type` is not a string".into())),
-            None => match (self.get("lora_alpha"), self.get("alpha")) {
-                (Some(_), None) => Ok(LORA),
-                (None, Some(_)) => Ok(&["LoKr", "LoHa"]),
-                (None, None) => Ok(&["LoRA", "LoKr", "LoHa"]),
-                (Some(_), Some(_)) => {
+            None => match (self.names("lora_alpha"), self.names("alpha")) {
+                (true, false) => Ok(LORA),
+                (false, true) => Ok(&["LoKr", "LoHa"]),
+                (false, false) => Ok(&["LoRA", "LoKr", "LoHa"]),
+                (true, true) => {
                     Err(self.unusable("it has both `alpha` and `lora_alpha`, and no `peft_type`".into()))
                 }
             },
