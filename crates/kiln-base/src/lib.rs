@@ -1,5 +1,5 @@
-//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, free space, hex, sizes, locks, text for
-//! terminals.
+//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, free space, the identity of files, hex, sizes,
+//! locks, text for terminals.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -17,6 +17,7 @@ mod atomic;
 pub mod folders;
 mod free_space;
 mod hex;
+mod identity;
 mod printable;
 mod sizes;
 mod sync;
@@ -25,6 +26,7 @@ mod temporary;
 pub use atomic::{AtomicFile, write_atomic};
 pub use free_space::free_space;
 pub use hex::hex;
+pub use identity::{FileIdentity, program_identity};
 pub use printable::{printable, printable_line, without_folders};
 pub use sizes::parse_bytes;
 pub use sync::{lock, wait};

@@ -41,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod content_hashes;
 mod engine;
 mod error;
 mod gpus;
@@ -72,6 +73,7 @@ pub mod upsample;
 pub mod wildcards;
 
 pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
+pub use content_hashes::ContentHashes;
 pub use engine::{Counters, Engine, EngineInfo, Task};
 pub use error::{Error, MissingComponent, Result};
 pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
@@ -91,8 +93,8 @@ pub use progress::{Phase, Progress, StepCounts};
 pub use progress_tracker::ProgressTracker;
 pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};
 pub use request::{
-    BatchPosition, DEFAULT_CACHE_THRESHOLD, FileRef, LoraRef, OneOrMany, OutputFormat, PngEffort, Request,
-    Rng, ScheduleKind, cache_threshold,
+    BatchPosition, DEFAULT_CACHE_THRESHOLD, DoraRuleName, FileRef, LoraRef, OneOrMany, OutputFormat,
+    PngEffort, Request, Rng, ScheduleKind, cache_threshold,
 };
 pub use residency::{WeightBytes, WeightResidency, plan_residency};
 pub use session::{LoadedEngine, Session};

@@ -256,7 +256,7 @@ impl Recipe {
             remove(&mut own, &["rho"]);
         }
         if has("loras") {
-            remove(&mut own, &["lora_partial"]);
+            remove(&mut own, &["lora_partial", "dora_rule"]);
         }
         own.extend(changed);
         let mut request: Request = serde_json::from_value(Value::Object(own))

@@ -5,10 +5,12 @@
 //! file is a name, or in a recipe an object with its path and hash.
 
 mod files;
+pub mod finite;
 mod one_or_many;
 
 use std::path::PathBuf;
 
+use kiln_weights::DoraRule;
 use serde::{Deserialize, Serialize};
 
 pub use files::{FileRef, LoraRef};
@@ -77,6 +79,11 @@ pub struct Request {
     #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lora_partial: bool,
+
+    /// What a weight other than 1 means for a DoRA, and how it is combined with other LoRAs [default: comfyui]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "RULE", help_heading = "Model"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dora_rule: Option<DoraRuleName>,
 
     /// VAE to use instead of the model's: TAEF2, or another FLUX.2 VAE
     #[cfg_attr(feature = "cli", arg(long, value_name = "PATH", help_heading = "Model"))]
@@ -261,7 +268,7 @@ pub struct Request {
         )
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0))]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "finite::option", skip_serializing_if = "Option::is_none")]
     pub guidance: Option<f32>,
 
     /// Step cache, for models with many steps (dev, klein base): reuse what most blocks computed in earlier steps while the
@@ -274,7 +281,7 @@ pub struct Request {
         )
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1))]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "finite::option", skip_serializing_if = "Option::is_none")]
     pub cache: Option<f32>,
 
     /// Custom sigmas (noise levels before shifting), decreasing from 1
@@ -285,7 +292,7 @@ pub struct Request {
             action = clap::ArgAction::Set, allow_negative_numbers = true
         )
     )]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "finite::list", skip_serializing_if = "Vec::is_empty")]
     pub sigmas: Vec<f32>,
 
     /// Schedule of the noise levels [default: shifted]
@@ -298,7 +305,7 @@ pub struct Request {
         feature = "cli",
         arg(long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)
     )]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "finite::option", skip_serializing_if = "Option::is_none")]
     pub rho: Option<f32>,
 
     /// Random number generator of PyTorch that the seed is for; 16-bit CPU noise changed after torch 2.11 [default: cpu]
@@ -392,6 +399,28 @@ pub enum Rng {
     CpuF16,
     /// CUDA generator
     Cuda,
+}
+
+/// The program whose rule for DoRAs is followed; with a weight of 1 and alone, both are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DoraRuleName {
+    /// The weight mixes the changed layers with the unchanged ones; several LoRAs add up
+    #[cfg_attr(feature = "cli", value(name = "comfyui"))]
+    ComfyUi,
+    /// The weight scales the update, as in PEFT; a DoRA also rescales what the LoRAs before it changed
+    Diffusers,
+}
+
+impl From<DoraRuleName> for DoraRule {
+    fn from(name: DoraRuleName) -> DoraRule {
+        match name {
+            DoraRuleName::ComfyUi => DoraRule::ComfyUi,
+            DoraRuleName::Diffusers => DoraRule::Diffusers,
+        }
+    }
 }
 
 /// A file format for images.

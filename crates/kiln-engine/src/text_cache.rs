@@ -1,21 +1,22 @@
 //! A disk cache of encoded texts.
 //!
-//! An entry is a safetensors file whose name is a hash of everything its values depend on: the text encoder's weights, the
-//! token ids, the arithmetic, and the program itself, since another build may round differently. So an entry is never
-//! stale, and using it changes no bit of the result. Entries are written atomically, carry a hash of their values and are
+//! An entry is a safetensors file whose name is a hash of everything its values depend on: the text encoder's configuration
+//! and every byte of its weights, the token ids, the arithmetic, and the program itself, since another build may round
+//! differently. So an entry is never stale, and using it changes no bit of the result. Entries are written atomically, carry a hash of their values and are
 //! never modified, so several programs may share a folder. The least recently used entries are evicted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
-use kiln_base::hex;
+use kiln_base::{hex, program_identity};
 use kiln_model::tokenizer::Tokens;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{WeightSource, save};
 use sha2::{Digest, Sha256};
+
+use crate::content_hashes::ContentHashes;
 
 /// Default size limit in bytes.
 const DEFAULT_LIMIT: u64 = 256 << 20;
@@ -42,9 +43,9 @@ pub(crate) struct Key {
 
 impl Key {
     /// Creates the key of `tokens`, encoded to these states, together `text_dim` wide, by the encoder with this
-    /// fingerprint. `numerics` identifies the backend's arithmetic.
+    /// [content key](crate::ModelComponent::content_key). `numerics` identifies the backend's arithmetic.
     pub fn new(
-        fingerprint: &str,
+        encoder: &str,
         numerics: &str,
         dtype: DType,
         tokens: &Tokens,
@@ -52,8 +53,8 @@ impl Key {
         text_dim: usize,
     ) -> Key {
         let mut hash = Sha256::new();
-        hash.update(b"kiln text 2\n");
-        for field in [fingerprint, numerics, dtype.name(), &PROGRAM] {
+        hash.update(b"kiln text 3\n");
+        for field in [encoder, numerics, dtype.name(), env!("CARGO_PKG_VERSION"), program_identity()] {
             hash.update((field.len() as u64).to_le_bytes());
             hash.update(field);
         }
@@ -63,14 +64,6 @@ impl Key {
         Key { name: hex(hash.finalize()), shape: [tokens.ids.len(), text_dim], dtype }
     }
 }
-
-/// Identifies this build of the program: version, size and modification time.
-static PROGRAM: LazyLock<String> = LazyLock::new(|| {
-    let metadata = std::env::current_exe().and_then(fs::metadata).ok();
-    let modified =
-        metadata.as_ref().and_then(|m| m.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok());
-    format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), metadata.map(|m| m.len()), modified)
-});
 
 impl TextCache {
     /// Creates a cache of at most 256 MiB in `folder`. The folder is created with the first entry.
@@ -91,6 +84,11 @@ impl TextCache {
     /// Returns the size limit in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// Returns the remembered hashes of weights, which keys are made of.
+    pub(crate) fn hashes(&self) -> ContentHashes {
+        ContentHashes::new(&self.folder)
     }
 
     /// Returns the number of entries and their total size in bytes.

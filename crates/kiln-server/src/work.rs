@@ -64,7 +64,7 @@ impl Server {
 pub(crate) fn group_key(request: &Request) -> String {
     let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
     let size = (request.width, request.height, request.references.len(), request.init.is_some());
-    format!("{:?}", (&request.model, loras, &request.vae, size))
+    format!("{:?}", (&request.model, loras, request.dora_rule, &request.vae, size))
 }
 
 /// Equal for two jobs that can be generated in one batch, as far as the request tells; the generator checks again.

@@ -1,7 +1,7 @@
 //! A folder of encoded pictures and texts.
 //!
-//! An entry's name is a hash of everything its values depend on: the picture's bytes, its size, the autoencoder, or the
-//! caption and the text encoder, and the arithmetic. So an entry is never stale. Entries are written whole or not at all and
+//! An entry's name is a hash of everything its values depend on: the picture's bytes, its size and all of the autoencoder, or
+//! the caption's tokens and all of the text encoder, the arithmetic and the program. So an entry is never stale. Entries are written whole or not at all and
 //! carry a hash of their values: a training that was killed continues with those that are there.
 
 use std::collections::{BTreeMap, HashMap};
@@ -39,7 +39,7 @@ impl Key {
     /// Creates the key of what these fields determine.
     pub fn new(fields: &[&str]) -> Key {
         let mut hash = Sha256::new();
-        hash.update(b"kiln train 1\n");
+        hash.update(b"kiln train 2\n");
         for field in fields {
             hash.update((field.len() as u64).to_le_bytes());
             hash.update(field);

@@ -6,12 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use kiln_engine::Model;
+use kiln_base::{hex, program_identity};
+use kiln_engine::{ContentHashes, Model, read_image_bytes};
 use kiln_image::RgbImage;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::{Autoencoder, ResidencyPlan};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
+use sha2::{Digest, Sha256};
 
 use crate::cache::{Cache, Encoded, Key};
 use crate::dataset::{Dataset, Draw, PictureSize, PictureUse, fit, flip};
@@ -43,25 +45,30 @@ pub struct Encoders<'m> {
 }
 
 impl<'m> Encoders<'m> {
-    /// Creates the keys for a model on a backend whose arithmetic is `numerics`, with activations of `dtype`.
-    pub fn new(model: &'m Model, numerics: &str, dtype: DType) -> Result<Encoders<'m>> {
+    /// Creates the keys for a model on a backend whose arithmetic is `numerics`, with activations of `dtype`. The hashes of
+    /// its weights are remembered in the cache.
+    pub fn new(model: &'m Model, numerics: &str, dtype: DType, cache: &Cache) -> Result<Encoders<'m>> {
         let text = model.text_encoder.as_ref().ok_or_else(|| missing(model, "text encoder"))?;
         let vae = model.vae.as_ref().ok_or_else(|| missing(model, "VAE"))?;
-        let identity = |fingerprint: &str| format!("{fingerprint} {numerics} {}", dtype.name());
+        let hashes = ContentHashes::new(cache.folder());
+        // Another build may decode, resize or round differently.
+        let (version, program) = (env!("CARGO_PKG_VERSION"), program_identity());
+        let identity = |key: &str| format!("{key} {numerics} {} {version} {program}", dtype.name());
         let (states, max_tokens) = (text.config.output_layers().to_vec(), model.default_tokens());
         Ok(Encoders {
             model,
             dtype,
-            text: format!("{} {states:?} {max_tokens}", identity(text.fingerprint()?)),
-            picture: identity(vae.fingerprint()?),
+            text: format!("{} {states:?}", identity(text.content_key(&hashes)?)),
+            picture: identity(vae.content_key(&hashes)?),
             states,
             max_tokens,
         })
     }
 
-    /// The key of a caption.
-    pub fn text_key(&self, caption: &str) -> Key {
-        Key::new(&["text", &self.text, caption])
+    /// The key of a caption: by its tokens, since the same words are other tokens with another tokenizer or template.
+    pub fn text_key(&self, caption: &str) -> Result<Key> {
+        let tokens = self.model.prompt_tokenizer()?.encode(caption, self.max_tokens)?;
+        Ok(Key::new(&["text", &self.text, &format!("{:?} {:?}", tokens.real, tokens.ids)]))
     }
 
     /// The key of a picture or reference, perhaps mirrored.
@@ -107,8 +114,8 @@ impl<'m> Encoders<'m> {
         cache: &mut Cache,
         progress: EncodingProgress<'_>,
     ) -> Result<()> {
-        let texts: Vec<(Key, &str)> =
-            data.texts().into_iter().map(|text| (self.text_key(text), text)).collect();
+        let with_key = |text| Ok((self.text_key(text)?, text));
+        let texts: Vec<(Key, &str)> = data.texts().into_iter().map(with_key).collect::<Result<_>>()?;
         let texts: Vec<_> = texts.into_iter().filter(|(key, _)| cache.get(key).is_none()).collect();
         let Some(component) = self.model.text_encoder.as_ref().filter(|_| !texts.is_empty()) else {
             return Ok(());
@@ -180,7 +187,7 @@ impl<'m> Encoders<'m> {
                 .hint("start again with --resume: what is missing is encoded again")
         };
         let mut get = |key: Key| cache.get(&key).ok_or_else(lost);
-        let text = get(self.text_key(caption))?.values;
+        let text = get(self.text_key(caption)?)?.values;
         let Encoded { values: latents, grid: [height, width] } =
             get(self.picture_key(&entry.image, draw.flip))?;
         let references = if draw.drop_references { &[] } else { &entry.references[..] };
@@ -196,7 +203,12 @@ impl<'m> Encoders<'m> {
 
 /// Reads a picture and brings it to its size.
 fn prepare(picture: &PictureUse, flipped: bool) -> Result<RgbImage> {
-    let image = kiln_image::open(&picture.path)?;
+    let bytes = read_image_bytes(&picture.path)?;
+    if hex(Sha256::digest(&bytes)) != picture.hash {
+        let what = format!("`{}` was changed after the training had read it", picture.path.display());
+        return Err(Error::data(what).hint("start the training again"));
+    }
+    let image = kiln_image::from_bytes(&picture.path.display().to_string(), &bytes)?;
     let image = match picture.size {
         PictureSize::Bucket(bucket) => fit(&image, bucket),
         PictureSize::Reference(side) => {

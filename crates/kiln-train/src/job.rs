@@ -162,7 +162,7 @@ impl TrainingVisitor for RunningJob<'_> {
             }
         }
         let mut cache = Cache::new(cache);
-        let encoders = Encoders::new(&model, &b.numerics(), settings.dtype())?;
+        let encoders = Encoders::new(&model, &b.numerics(), settings.dtype(), &cache)?;
         if let Some(note) = encoders.truncation_note(&data)? {
             watcher.note(&note);
         }

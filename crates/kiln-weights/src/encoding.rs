@@ -131,6 +131,16 @@ impl Encoding {
         matches!(self, Encoding::ScaledFp8(scales) if matches!(scales.layout, ScaleLayout::Tile(_)))
     }
 
+    /// Everything about it but the values of its scales, in words.
+    pub fn description(&self) -> String {
+        match self {
+            Encoding::Dense => "dense".into(),
+            Encoding::Blocks(format) => format.name().into(),
+            Encoding::ScaledFp8(fp8) => format!("fp8 {:?}", fp8.layout),
+            Encoding::NvFp4(nvfp4) => format!("nvfp4 {:?}", nvfp4.order),
+        }
+    }
+
     /// The tensors that hold its scales.
     pub fn scales(&self) -> impl Iterator<Item = &TensorRef> {
         let scales = match self {

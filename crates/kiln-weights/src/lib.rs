@@ -62,8 +62,8 @@ pub use int8::LinearPrecision;
 pub use known::KnownTensors;
 pub use layout::Component;
 pub use lora::{
-    LayerShape, Lora, LoraBase, LoraContents, LoraLayout, LoraNaming, LoraOptions, LoraProblem, LoraReport,
-    LoraUpdates, SettingsPlace, TrainedModule, lora_contents,
+    DoraRule, LayerShape, Lora, LoraBase, LoraContents, LoraLayout, LoraNaming, LoraOptions, LoraProblem,
+    LoraReport, LoraUpdates, SettingsPlace, TrainedModule, lora_contents,
 };
 pub use malformed::MalformedFile;
 pub use pages::PageRanges;

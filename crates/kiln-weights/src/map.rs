@@ -49,8 +49,6 @@ impl AsMut<[u8]> for TensorBuffer {
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     map: Mmap,
-    /// For residency queries.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux has residency queries"))]
     file: File,
 }
 
@@ -62,6 +60,11 @@ impl MappedFile {
         // using a weight file, as for every program that maps one.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Arc::new(MappedFile { map, file }))
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// Its bytes, which keep the map alive.

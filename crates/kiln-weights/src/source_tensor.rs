@@ -50,6 +50,11 @@ impl SourceTensor {
         Some(SourceTensor { file: self.file, entry: self.entry.clone(), view, shape })
     }
 
+    /// Which part of the tensor in the file it is, in words.
+    pub fn view_name(&self) -> String {
+        format!("{:?}", self.view)
+    }
+
     /// Whether its values have to be dequantized.
     pub fn is_packed(&self) -> bool {
         !matches!(self.entry.encoding, Encoding::Dense)

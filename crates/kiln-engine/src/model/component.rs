@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +12,9 @@ use kiln_model::{config, text_encoder, transformer, vae};
 use kiln_weights::{Component, KnownTensors, WeightSource};
 use serde::de::DeserializeOwned;
 
+use crate::content_hashes::ContentHashes;
 use crate::error::{Error, Result};
+use crate::inputs::sha256;
 use crate::once::TryOnceLock;
 
 /// A component of a model: its path, its configuration and its weights.
@@ -28,6 +31,7 @@ pub struct ModelComponent<C> {
     packed: Option<Arc<WeightSource>>,
     weights: TryOnceLock<WeightSource>,
     fingerprint: TryOnceLock<String>,
+    content_key: TryOnceLock<String>,
 }
 
 impl<C> ModelComponent<C> {
@@ -49,6 +53,7 @@ impl<C> ModelComponent<C> {
             packed: None,
             weights: TryOnceLock::new(),
             fingerprint: TryOnceLock::new(),
+            content_key: TryOnceLock::new(),
         }
     }
 
@@ -105,6 +110,20 @@ impl<C> ModelComponent<C> {
     pub fn fingerprint(&self) -> Result<&str> {
         let fingerprint = || Ok::<_, Error>(self.weights()?.fingerprint()?);
         Ok(self.fingerprint.get_or_try_init(fingerprint)?.as_str())
+    }
+
+    /// Returns a hash of everything that its results depend on: the configuration as understood, and every byte of its
+    /// weights. Reads them on first use, unless their hash is among those remembered.
+    pub fn content_key(&self, remembered: &ContentHashes) -> Result<&str>
+    where
+        C: fmt::Debug,
+    {
+        let key = || {
+            let hash = remembered.of(self.weights()?);
+            // All fields: one that is added to a configuration can't be forgotten here.
+            Ok::<_, Error>(sha256(format!("kiln component 1\n{hash}\n{:?}", self.config).as_bytes()))
+        };
+        Ok(self.content_key.get_or_try_init(key)?.as_str())
     }
 
     /// Returns the text of its `config.json`, from its folder, the packed model or its file's metadata.
@@ -200,7 +219,7 @@ pub fn config_key(component: Component) -> String {
 }
 
 /// Returns the `config.json` that describes the weights at `path`, if there is one.
-fn config_file(path: &Path) -> Option<PathBuf> {
+pub(super) fn config_file(path: &Path) -> Option<PathBuf> {
     let file = WeightSource::config_folder(path)?.join("config.json");
     file.is_file().then_some(file)
 }

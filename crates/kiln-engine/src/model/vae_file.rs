@@ -8,7 +8,7 @@ use kiln_model::{taef2, vae};
 use kiln_ops::Reference;
 use kiln_weights::{Component, WeightSource};
 
-use super::component::config_of;
+use super::component::{config_file, config_of};
 use crate::error::{Error, Result};
 
 /// A VAE in a file or folder of its own: TAEF2, or a FLUX.2 VAE.
@@ -22,16 +22,17 @@ pub struct VaeFile {
     pub weights: WeightSource,
     /// A hash that identifies its weights in recipes.
     pub fingerprint: String,
+    /// Which files were opened, in which state, and their `config.json`.
+    files: Option<String>,
 }
 
 impl VaeFile {
-    fn open(path: &Path) -> Result<VaeFile> {
-        let source = WeightSource::open(path)?;
+    fn open(path: &Path, source: WeightSource, files: Option<String>) -> Result<VaeFile> {
         let (path, fingerprint) = (path.to_path_buf(), source.fingerprint()?);
         let vars = source.root();
         if taef2::Taef2::<Reference>::matches(&vars) {
             source.check_tensors(Component::Vae, &taef2::Taef2::<Reference>::tensors(&vars))?;
-            return Ok(VaeFile { path, config: None, weights: source, fingerprint });
+            return Ok(VaeFile { path, config: None, weights: source, fingerprint, files });
         }
         let weights = source.component(Component::Vae)?.unwrap_or(source);
         let config: vae::Config = config_of(&weights, &path)?
@@ -40,7 +41,12 @@ impl VaeFile {
             return Err(Error::config(&path, what));
         }
         weights.check_tensors(Component::Vae, &config.tensors())?;
-        Ok(VaeFile { path, config: Some(config), weights, fingerprint })
+        Ok(VaeFile { path, config: Some(config), weights, fingerprint, files })
+    }
+
+    /// Whether it is the same VAE: the same file in the same state.
+    pub(crate) fn is_same(&self, other: &VaeFile) -> bool {
+        self.path == other.path && self.files.is_some() && self.files == other.files
     }
 }
 
@@ -65,17 +71,27 @@ pub(super) fn share_latents(a: &WeightSource, b: &WeightSource) -> Option<bool> 
     Some(means.sum::<f32>() / count < MAX_DIFFERENCE && variances.sum::<f32>() / count < MAX_DIFFERENCE)
 }
 
+/// Tells whether the VAE at `path` is the same and unchanged; `None` if that is not known.
+fn file_identity(path: &Path, source: &WeightSource) -> Option<String> {
+    let config = config_file(path).map(|file| std::fs::read_to_string(file).unwrap_or_default());
+    Some(format!("{}\n{config:?}", source.file_identity()?))
+}
+
 /// The VAE files opened so far.
 #[derive(Debug, Default)]
 pub(super) struct VaeFiles(Mutex<Vec<Arc<VaeFile>>>);
 
 impl VaeFiles {
     pub fn open(&self, path: &Path) -> Result<Arc<VaeFile>> {
+        // Reads the header only. The file may have been replaced since it was opened.
+        let source = WeightSource::open(path)?;
+        let identity = file_identity(path, &source);
         let mut files = lock(&self.0);
-        if let Some(file) = files.iter().find(|file| file.path == path) {
+        if let Some(file) = files.iter().find(|file| file.path == path && file.files == identity) {
             return Ok(Arc::clone(file));
         }
-        let file = Arc::new(VaeFile::open(path)?);
+        let file = Arc::new(VaeFile::open(path, source, identity)?);
+        files.retain(|file| file.path != path);
         files.push(Arc::clone(&file));
         Ok(file)
     }

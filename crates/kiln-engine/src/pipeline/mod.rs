@@ -64,6 +64,12 @@ impl<B: Backend> Pipeline<B> {
         // gets its own thread.
         let loaded = std::thread::scope(|scope| {
             let tokenizer = scope.spawn(|| model.prompt_tokenizer().map(drop));
+            // The first time that a text encoder is used with a cache, all of it is hashed.
+            scope.spawn(|| {
+                let component = model.text_encoder.as_ref().zip(options.text_cache.as_ref());
+                // What can't be read is reported when it is loaded.
+                component.map(|(encoder, cache)| encoder.content_key(&cache.hashes()).map(drop))
+            });
             let autoencoder = scope.spawn(|| load_vae(&backend, model, options.vae.as_ref(), options));
             let text_encoder = LazyTextEncoder::new(&backend, model, options, observer)?;
             let transformer = load_transformer(&backend, model, options, observer)?;
@@ -115,7 +121,7 @@ impl<B: Backend> Pipeline<B> {
         let vae = vae.or(self.options.vae.as_ref());
         let mut all = lock(&self.autoencoders);
         let same = |loaded: &&LoadedVae<B>| match (&loaded.file, vae) {
-            (Some(file), Some(vae)) => Arc::ptr_eq(file, vae) || file.path == vae.path,
+            (Some(file), Some(vae)) => Arc::ptr_eq(file, vae) || file.is_same(vae),
             (None, None) => true,
             _ => false,
         };
@@ -201,8 +207,10 @@ fn resolve_loras(
     partial: bool,
 ) -> Result<(LoraUpdates, Vec<LoraReport>)> {
     let layers = model.transformer.config.linear_layers();
+    // The same for all LoRAs of a request.
+    let dora_rule = loras.first().and_then(|lora| lora.dora_rule);
     let loras = loras.iter().map(|lora| (Arc::clone(&lora.lora), lora.weight));
-    let options = LoraOptions { partial, dtype: options.dtype };
+    let options = LoraOptions { partial, dtype: options.dtype, dora_rule };
     Ok(LoraUpdates::resolve(model.transformer.weights()?, &layers, loras, options)?)
 }
 

@@ -56,7 +56,7 @@ impl<B: Backend> LazyTextEncoder<B> {
         let mut missing = false;
         for tokens in texts {
             missing |= match &self.cache {
-                Some(cache) => !cache.contains(&self.key(b, tokens, states)?),
+                Some(cache) => !cache.contains(&self.key(b, cache, tokens, states)?),
                 None => true,
             };
         }
@@ -78,7 +78,7 @@ impl<B: Backend> LazyTextEncoder<B> {
             let encoder = self.encoder(b, states, observer)?;
             return Ok((encoder.forward(b, tokens, states, progress, observer)?, None));
         };
-        let key = self.key(b, tokens, states)?;
+        let key = self.key(b, cache, tokens, states)?;
         if let Some(text) = cache.get(&key) {
             return Ok((b.upload(&text, self.dtype)?, None));
         }
@@ -100,10 +100,11 @@ impl<B: Backend> LazyTextEncoder<B> {
         !b.reads_host_weights() && self.residency.is_none() && loaded()
     }
 
-    fn key(&self, b: &B, tokens: &Tokens, states: &[usize]) -> Result<Key> {
+    fn key(&self, b: &B, cache: &TextCache, tokens: &Tokens, states: &[usize]) -> Result<Key> {
         let component = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
         let text_dim = states.len() * component.config.hidden_size;
-        Ok(Key::new(component.fingerprint()?, &b.numerics(), self.dtype, tokens, states, text_dim))
+        let encoder = component.content_key(&cache.hashes())?;
+        Ok(Key::new(encoder, &b.numerics(), self.dtype, tokens, states, text_dim))
     }
 
     fn missing(&self) -> Error {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kiln_image::{InpaintInputs, RgbImage};
 use kiln_tensor::HostTensor;
-use kiln_weights::Lora;
+use kiln_weights::{DoraRule, Lora};
 
 use super::upscale::UpscaleInputs;
 use crate::error::Result;
@@ -82,15 +82,24 @@ pub struct PlannedLora {
     pub path: PathBuf,
     /// The weight that the request gives it.
     pub weight: f32,
-    /// A hash that identifies its tensors.
+    /// How a DoRA is applied, if the request says so.
+    pub dora_rule: Option<DoraRule>,
+    /// A hash that identifies its tensors in recipes.
     pub fingerprint: String,
+    /// Which files were opened, and in which state.
+    pub files: Option<String>,
     /// The LoRA.
     pub lora: Arc<Lora>,
 }
 
 impl PartialEq for PlannedLora {
     fn eq(&self, other: &PlannedLora) -> bool {
-        (&self.path, self.weight, &self.fingerprint) == (&other.path, other.weight, &other.fingerprint)
+        // Not by the fingerprint alone, which doesn't cover every byte. The files are open: no other can take their identity.
+        let same_file =
+            Arc::ptr_eq(&self.lora, &other.lora) || self.files.is_some() && self.files == other.files;
+        let asked =
+            |lora: &PlannedLora| (lora.path.clone(), lora.weight, lora.dora_rule, lora.fingerprint.clone());
+        same_file && asked(self) == asked(other)
     }
 }
 

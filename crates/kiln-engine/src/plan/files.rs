@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kiln_image::{GrayImage, RgbImage};
 use kiln_tensor::HostTensor;
-use kiln_weights::Lora;
+use kiln_weights::{DoraRule, Lora};
 
 use super::checks::round_side;
 use super::contents::{InitImage, PlannedLora, Prompt, StartingPoint};
@@ -71,6 +71,7 @@ fn split_batch(x: &HostTensor) -> Result<Vec<HostTensor>> {
 
 pub(super) fn open_loras(resolved: &mut Request, inputs: &dyn InputResolver) -> Result<Vec<PlannedLora>> {
     let mut planned = Vec::with_capacity(resolved.loras.len());
+    let dora_rule = resolved.dora_rule.map(DoraRule::from);
     for lora in &mut resolved.loras {
         let path = inputs.lora(&lora.path)?;
         let open = || {
@@ -80,7 +81,9 @@ pub(super) fn open_loras(resolved: &mut Request, inputs: &dyn InputResolver) -> 
         let (fingerprint, opened) = open().with_context(|| "reading a LoRA".into())?;
         lora.path = inputs::absolute(&path).into();
         lora.sha256 = Some(fingerprint.clone());
-        planned.push(PlannedLora { path, weight: lora.weight, fingerprint, lora: Arc::new(opened) });
+        let files = opened.source().file_identity();
+        let (weight, lora) = (lora.weight, Arc::new(opened));
+        planned.push(PlannedLora { path, weight, dora_rule, fingerprint, files, lora });
     }
     Ok(planned)
 }

@@ -24,7 +24,7 @@ pub struct LoraRef {
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
     /// Its weight; may be negative.
-    #[serde(default = "default_weight")]
+    #[serde(default = "default_weight", deserialize_with = "super::finite::number")]
     pub weight: f32,
     /// Its fingerprint, in a recipe.
     #[serde(default)]

@@ -105,7 +105,8 @@ class Model:
 
         `prompt` is a text, or a list of texts that give an image each. The other arguments are the fields of a request, as in
         `/v1/jobs` and on the command line: `negative_prompt`, `width`, `height`, `n`, `seed`, `steps`, `guidance`,
-        `references`, `init`, `mask`, `strength`, `mask_padding`, `upscale`, `tile_size`, `loras`, `lora_partial`, `vae`,
+        `references`, `init`, `mask`, `strength`, `mask_padding`, `upscale`, `tile_size`, `loras`, `lora_partial`,
+        `dora_rule`, `vae`,
         `sigmas`, `schedule`, `rho`, `rng`, `one_generator`, `max_tokens`, `text_layers`, `cache`.
 
         - Images are PIL images, arrays, bytes of a file or paths.

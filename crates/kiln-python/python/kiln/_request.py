@@ -31,7 +31,7 @@ def _plain(value: Any) -> Any:
 
 FIELDS = frozenset(
     "prompt negative_prompt width height n seed steps guidance references init mask strength mask_padding upscale "
-    "tile_size loras lora_partial vae sigmas schedule rho rng one_generator max_tokens text_layers cache noise "
+    "tile_size loras lora_partial dora_rule vae sigmas schedule rho rng one_generator max_tokens text_layers cache noise "
     "prompt_embeds negative_prompt_embeds".split()
 )
 

@@ -1,6 +1,7 @@
 //! Reading and writing weights and LoRAs, through the public interface.
 
 mod common;
+mod dora_rules;
 mod export;
 mod folders;
 mod formats;

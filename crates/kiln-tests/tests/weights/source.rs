@@ -196,6 +196,28 @@ fn fingerprint_samples_large_tensors() {
 }
 
 #[test]
+fn the_content_hash_covers_every_byte_and_how_it_is_read() {
+    let header = r#"{"a":{"dtype":"U8","shape":[200000],"data_offsets":[0,200000]}}"#;
+    let hash = |header: &str, changed: usize| {
+        let mut data = vec![0; 200_000];
+        data[changed] = 1;
+        WeightSource::from_bytes("x", file(header, &data)).unwrap().content_hash()
+    };
+    let one = hash(header, 30_000);
+    assert_eq!(one, hash(header, 30_000));
+    assert_ne!(one, hash(header, 100_000), "a byte that no fingerprint covers");
+    for other in [
+        header.replace("\"a\"", "\"b\""),
+        header.replace("U8", "I8"),
+        header.replace("[200000],", "[2,100000],"),
+    ] {
+        assert_ne!(one, hash(&other, 30_000), "{other}");
+    }
+    let meta = header.replacen('{', r#"{"__metadata__":{"k":"v"},"#, 1);
+    assert_eq!(one, hash(&meta, 30_000));
+}
+
+#[test]
 fn a_subtree_has_its_tensors_under_shorter_names() {
     let whole = source(&[("vae.a.weight", &[2]), ("vae.b", &[3]), ("vaes.c", &[1]), ("text.a.weight", &[4])]);
     let vae = whole.subtree("vae").unwrap();

@@ -13,7 +13,7 @@ use super::fit::MagnitudeAxis;
 use super::patch::{NormScale, UpdateValues, WeightPatch};
 use super::targets::RowRuns;
 use super::update::Update;
-use super::{LayerShape, Lora, LoraModule, LoraReport, low_rank};
+use super::{DoraRule, LayerShape, Lora, LoraModule, LoraProblem, LoraReport, low_rank};
 use crate::{Error, Result};
 
 /// A LoRA with its updates of each layer of a model, checked to fit.
@@ -21,6 +21,7 @@ use crate::{Error, Result};
 pub(super) struct AppliedLora {
     lora: Arc<Lora>,
     weight: f32,
+    rule: DoraRule,
     /// By layer.
     updates: BTreeMap<String, Vec<LayerUpdate>>,
     /// What is known of each module.
@@ -54,10 +55,17 @@ struct LayerUpdate {
 
 /// Reads the weight of a layer without LoRAs.
 type ReadBase<'a> = &'a dyn Fn(&LayerShape) -> Result<StackedRows>;
+/// Returns a factor for each row of a layer; `None` means 1.
+type RowFactors<'a> = &'a dyn Fn(&LayerShape) -> Result<Option<Vec<f32>>>;
 
 impl AppliedLora {
     /// Applies a LoRA to layers of these rows and columns.
-    pub fn new(lora: Arc<Lora>, weight: f32, sizes: &BTreeMap<String, [usize; 2]>) -> Result<Self> {
+    pub fn new(
+        lora: Arc<Lora>,
+        weight: f32,
+        rule: DoraRule,
+        sizes: &BTreeMap<String, [usize; 2]>,
+    ) -> Result<Self> {
         let modules = lora.modules.iter().enumerate().map(|(index, module)| {
             // A module without targets has a name that no model has.
             let targets = lora.targets.iter().filter(|(_, target)| *target == index);
@@ -75,8 +83,14 @@ impl AppliedLora {
         let mut updates = BTreeMap::<String, Vec<LayerUpdate>>::new();
         for (index, (module, applied)) in lora.modules.iter().zip(&modules).enumerate() {
             let axis = lora.magnitude_axis(module, &applied.layers)?;
-            // Weight 0 switches a LoRA off: skip its computation.
-            if weight == 0.0 || (module.scale.value == 0.0 && axis.is_none()) {
+            if let (DoraRule::Diffusers, Some(MagnitudeAxis::Columns), Some(magnitude)) =
+                (rule, axis, &module.magnitude)
+            {
+                return Err(lora.error(LoraProblem::DoraOfColumns { key: magnitude.key.clone() }));
+            }
+            // Weight 0 switches a LoRA off: skip its computation. PEFT still gives a DoRA's layers their magnitudes.
+            let is_off = weight == 0.0 && !(rule == DoraRule::Diffusers && axis.is_some());
+            if is_off || (module.scale.value == 0.0 && axis.is_none()) {
                 continue;
             }
             for (layer, runs) in &applied.layers {
@@ -85,7 +99,13 @@ impl AppliedLora {
                 updates.entry(layer.name.clone()).or_default().push(update);
             }
         }
-        Ok(AppliedLora { lora, weight, updates, modules })
+        Ok(AppliedLora { lora, weight, rule, updates, modules })
+    }
+
+    /// Whether the rules for DoRAs give different results; `several` if there are other LoRAs.
+    pub fn depends_on_rule(&self, several: bool) -> bool {
+        let is_dora = self.lora.modules.iter().any(|module| module.magnitude.is_some());
+        is_dora && (several || self.weight != 1.0)
     }
 
     /// Reports how much of it the model uses. Every module must match a layer; with `partial`, at least one.
@@ -118,15 +138,26 @@ impl AppliedLora {
     }
 
     /// The updates that are added to the output of these stacked layers. Matrices that have to be computed get `dtype`.
-    pub fn deltas(&self, stack: &[LayerShape], base: ReadBase<'_>, dtype: DType) -> Result<Vec<LoraDelta>> {
+    /// `later` returns the factors of a layer's rows by the LoRAs behind this one.
+    pub fn deltas(
+        &self,
+        stack: &[LayerShape],
+        base: ReadBase<'_>,
+        later: RowFactors<'_>,
+        dtype: DType,
+    ) -> Result<Vec<LoraDelta>> {
         let mut deltas = Vec::new();
         // Module, its rows, and the row of the stack where they go.
         let mut found: Vec<(usize, Range<usize>, usize)> = Vec::new();
         let mut start = 0;
         for layer in stack {
-            for (update, _) in self.updates(layer).filter(|(_, module)| module.is_low_rank()) {
-                if update.axis.is_some() {
-                    deltas.extend(self.dora_deltas(layer, update, start, base, dtype)?);
+            let updates: Vec<_> =
+                self.updates(layer).filter(|(_, module)| module.is_low_rank()).map(|(u, _)| u).collect();
+            let later = if updates.is_empty() { None } else { later(layer)? };
+            for update in updates {
+                if update.axis.is_some() || later.is_some() {
+                    let scale = self.norm_scale(layer, update, base)?.multiplied(later.as_deref());
+                    deltas.extend(self.dora_deltas(update, &scale, start, dtype)?);
                     continue;
                 }
                 for (from, at) in &update.runs {
@@ -176,21 +207,19 @@ impl AppliedLora {
         Ok(cell.get_or_init(|| expanded).clone())
     }
 
-    /// The updates of a DoRA, whose rows or columns are multiplied as the weight's are.
+    /// The updates of a DoRA, or of a LoRA before one, whose rows or columns are multiplied as the weight's are.
     fn dora_deltas(
         &self,
-        layer: &LayerShape,
         update: &LayerUpdate,
+        norm_scale: &NormScale,
         start: usize,
-        base: ReadBase<'_>,
         dtype: DType,
     ) -> Result<Vec<LoraDelta>> {
         let module = &self.lora.modules[update.module];
-        let norm_scale = self.norm_scale(layer, update, base)?;
         let [down, up] = self.down_up(update.module, dtype)?;
         let delta = |(from, at): &(Range<usize>, usize)| {
             let up = up.rows(from.clone())?;
-            let (down, up) = match &*norm_scale {
+            let (down, up) = match norm_scale {
                 NormScale::None => (down.clone(), up),
                 NormScale::Rows(scales) => {
                     (down.clone(), multiply(&up, |row, _| scales[at + row])?.to_dtype(dtype)?)
@@ -219,10 +248,29 @@ impl AppliedLora {
     ) -> Result<()> {
         for (update, module) in self.updates(layer).filter(|(_, module)| module.patches_weight()) {
             let norm_scale = self.norm_scale(layer, update, base)?;
-            patch.add_norm_scale(&norm_scale, self.weight);
+            match (self.rule, &*norm_scale) {
+                (DoraRule::Diffusers, NormScale::Rows(scales)) => patch.multiply_rows(scales),
+                _ => patch.add_norm_scale(&norm_scale, self.weight),
+            }
             if !module.is_low_rank() {
                 let values = self.values(module)?;
                 patch.add_update(values, update.runs.clone(), (*norm_scale).clone(), self.scale(module));
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies the factors of a layer's rows so far by those of its DoRAs.
+    pub fn multiply_factors(
+        &self,
+        layer: &LayerShape,
+        base: ReadBase<'_>,
+        product: &mut Option<Vec<f32>>,
+    ) -> Result<()> {
+        for (update, _) in self.updates(layer).filter(|(update, _)| update.axis.is_some()) {
+            let norm_scale = self.norm_scale(layer, update, base)?;
+            if let NormScale::Rows(scales) = norm_scale.multiplied(product.as_deref()) {
+                *product = Some(scales);
             }
         }
         Ok(())
@@ -256,7 +304,12 @@ impl AppliedLora {
         };
         let (magnitudes, values) = (magnitude.tensor.to_f32().map_err(unusable)?, self.values(module)?);
         let updated = |layer: &LayerShape, runs| {
-            let (base, scale) = (base(layer)?, module.scale.value as f32);
+            // As PEFT and diffusers do it, the norms are those with the user's weight.
+            let scale = match self.rule {
+                DoraRule::ComfyUi => module.scale.value as f32,
+                DoraRule::Diffusers => self.scale(module),
+            };
+            let base = base(layer)?;
             Ok(UpdatedWeight { base, cols: layer.cols, values: &values, scale, runs })
         };
         let norm_scale = match axis {

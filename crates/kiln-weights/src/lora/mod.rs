@@ -50,7 +50,7 @@ use scale::Scale;
 use targets::{LayerTarget, RowMapping};
 use unused::{UnusedKey, UnusedKind};
 use update::{KeyedTensor, Update};
-pub use updates::{LayerShape, LoraOptions, LoraUpdates};
+pub use updates::{DoraRule, LayerShape, LoraOptions, LoraUpdates};
 pub use write::{LoraContents, LoraNaming, TrainedModule, lora_contents};
 
 /// A LoRA for the transformer, checked to be consistent; [`LoraUpdates::resolve`] checks it against a model.

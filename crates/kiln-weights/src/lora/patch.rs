@@ -39,6 +39,20 @@ pub(super) enum NormScale {
     Columns(Vec<f32>),
 }
 
+impl NormScale {
+    /// The same factors, multiplied by further ones of the layer's rows.
+    pub fn multiplied(&self, rows: Option<&[f32]>) -> NormScale {
+        match (self, rows) {
+            (_, None) => self.clone(),
+            (NormScale::Rows(own), Some(rows)) => {
+                NormScale::Rows(own.iter().zip(rows).map(|(own, row)| own * row).collect())
+            }
+            // The diffusers rule, which this is for, has no factors of columns.
+            (NormScale::None | NormScale::Columns(_), Some(rows)) => NormScale::Rows(rows.to_vec()),
+        }
+    }
+}
+
 impl WeightPatch {
     /// Adds what a DoRA does to the weight itself, with the user's factor.
     pub(super) fn add_norm_scale(&mut self, norm_scale: &NormScale, weight: f32) {
@@ -52,6 +66,20 @@ impl WeightPatch {
             NormScale::Columns(scales) => {
                 let columns = self.column_scale.get_or_insert_with(|| vec![0.0; scales.len()]);
                 columns.iter_mut().zip(scales).for_each(|(column, scale)| *column += change(scale));
+            }
+        }
+    }
+
+    /// Multiplies the weight, and the updates so far, by the factors of a DoRA that was trained on rows.
+    pub(super) fn multiply_rows(&mut self, scales: &[f32]) {
+        let multiply =
+            |rows: &mut Vec<f32>| rows.iter_mut().zip(scales).for_each(|(row, scale)| *row *= scale);
+        multiply(self.row_scale.get_or_insert_with(|| vec![1.0; scales.len()]));
+        for FullRankUpdate { norm_scale, .. } in &mut self.updates {
+            match norm_scale {
+                NormScale::Rows(rows) => multiply(rows),
+                // The diffusers rule, which this is for, has no factors of columns.
+                NormScale::None | NormScale::Columns(_) => *norm_scale = NormScale::Rows(scales.to_vec()),
             }
         }
     }

@@ -31,14 +31,36 @@ pub struct LoraOptions {
     /// The dtype of matrices that have to be computed for LoKr, LoHa and DoRA: f32, which is exact, or bf16, which takes half
     /// the memory.
     pub dtype: DType,
+    /// How DoRAs are applied; if it is not chosen, the default, with a note where the choice matters.
+    pub dora_rule: Option<DoraRule>,
 }
 
 impl Default for LoraOptions {
     /// Every module and key must match; f32.
     fn default() -> Self {
-        LoraOptions { partial: false, dtype: DType::F32 }
+        LoraOptions { partial: false, dtype: DType::F32, dora_rule: None }
     }
 }
+
+/// What a weight other than 1 means for a DoRA, and how it is combined with other LoRAs. With a weight of 1 and alone, both
+/// rules are the same.
+///
+/// `W` is a layer's weight, `Δ` the update at its own scale, `w` the user's weight, `m(X)` the factor that gives the rows or
+/// columns of `X` the learned magnitudes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DoraRule {
+    /// `W + w · (m(W + Δ) · (W + Δ) − W)`: the weight mixes the changed layer with the unchanged one. Each LoRA is applied
+    /// to the model's own weights, and their changes add up.
+    #[default]
+    ComfyUi,
+    /// `m(W + w · Δ) · (V + w · Δ)`, where `V` is the layer with the LoRAs before it: the weight scales the update, as in
+    /// PEFT, and a DoRA also rescales what LoRAs before it changed. Magnitudes are those of rows.
+    Diffusers,
+}
+
+/// Where the rule matters and none was chosen.
+const DORA_NOTE: &str = "it is a DoRA: its weight mixes the changed layers with the unchanged ones, and LoRAs add up, as \
+                         `--dora-rule comfyui`; diffusers scales the update (`--dora-rule diffusers`)";
 
 /// The updates of a model's layers by some LoRAs. [`Vars::with_loras`](crate::Vars::with_loras) applies them.
 ///
@@ -64,6 +86,7 @@ impl Default for LoraOptions {
 pub struct LoraUpdates {
     source: WeightSource,
     dtype: DType,
+    rule: DoraRule,
     /// Rows and columns of the model's layers, by name.
     sizes: BTreeMap<String, [usize; 2]>,
     loras: Vec<AppliedLora>,
@@ -82,27 +105,47 @@ impl LoraUpdates {
         loras: impl IntoIterator<Item = (L, f32)>,
         options: LoraOptions,
     ) -> Result<(LoraUpdates, Vec<LoraReport>)> {
-        let LoraOptions { partial, dtype } = options;
+        let LoraOptions { partial, dtype, dora_rule } = options;
+        let rule = dora_rule.unwrap_or_default();
         let loras: Vec<(Arc<Lora>, f32)> = loras.into_iter().map(|(l, weight)| (l.into(), weight)).collect();
         let sizes: BTreeMap<String, [usize; 2]> =
             layers.iter().map(|layer| (layer.name.clone(), [layer.rows, layer.cols])).collect();
         let model = sizes.get("x_embedder").map(|[dim, _]| LoraBase::from_dim(*dim));
         loras.iter().try_for_each(|(lora, _)| lora.check(model, partial))?;
-        let loras = loras.into_iter().map(|(lora, weight)| AppliedLora::new(lora, weight, &sizes));
+        let several = loras.len() > 1;
+        let loras = loras.into_iter().map(|(lora, weight)| AppliedLora::new(lora, weight, rule, &sizes));
         let loras = loras.collect::<Result<Vec<_>>>()?;
-        let reports = loras.iter().map(|lora| lora.report(source.path(), partial));
+        let reports = loras.iter().map(|lora| {
+            let mut report = lora.report(source.path(), partial)?;
+            if dora_rule.is_none() && lora.depends_on_rule(several) {
+                report.notes.push(DORA_NOTE.into());
+            }
+            Ok(report)
+        });
         let reports = reports.collect::<Result<_>>()?;
-        Ok((LoraUpdates { source: source.clone(), dtype, sizes, loras }, reports))
+        Ok((LoraUpdates { source: source.clone(), dtype, rule, sizes, loras }, reports))
     }
 
     /// The updates that are added to the output of these layers, whose rows are stacked.
     pub(crate) fn deltas(&self, stack: &[LayerShape]) -> Result<Vec<LoraDelta>> {
         stack.iter().try_for_each(|layer| self.check(layer))?;
         let mut deltas = Vec::new();
-        for lora in &self.loras {
-            deltas.extend(lora.deltas(stack, &|layer| self.base(layer), self.dtype)?);
+        for (i, lora) in self.loras.iter().enumerate() {
+            let later = |layer: &LayerShape| self.later_factors(i, layer);
+            deltas.extend(lora.deltas(stack, &|layer| self.base(layer), &later, self.dtype)?);
         }
         Ok(deltas)
+    }
+
+    /// The factors by which LoRAs behind number `index` multiply what it adds to the rows of a layer; `None` means 1.
+    fn later_factors(&self, index: usize, layer: &LayerShape) -> Result<Option<Vec<f32>>> {
+        let mut product: Option<Vec<f32>> = None;
+        if self.rule == DoraRule::Diffusers {
+            for lora in &self.loras[index + 1..] {
+                lora.multiply_factors(layer, &|layer| self.base(layer), &mut product)?;
+            }
+        }
+        Ok(product)
     }
 
     /// Whether a LoRA patches the weight of this layer itself.

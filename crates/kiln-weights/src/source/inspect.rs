@@ -118,19 +118,24 @@ impl WeightSource {
     /// 16 KiB, else four blocks of 4 KiB, the first, the last and two evenly between. It doesn't cover file names, the
     /// division into shards, the order in the file, or `__metadata__`. So a model saved again keeps its fingerprint and any
     /// training or conversion changes it, but a few bytes changed in the middle of a large tensor may go unnoticed: it is no
-    /// proof of integrity. In safetensors files it doesn't cover what a text encoder has beside its layers, either.
+    /// proof of integrity, and no key of a cache (see [`content_hash`](WeightSource::content_hash)). In safetensors files it doesn't cover what a text encoder has beside its layers, either.
     pub fn fingerprint(&self) -> Result<String> {
-        let covered = |name: &str| self.is_gguf() || !layout::is_beside_layers(name);
-        let tensors = self.tensors.iter().filter(|(name, _)| covered(name));
-        let contents = tensors.flat_map(|(name, tensor)| {
+        let contents = self.fingerprinted().flat_map(|(name, tensor)| {
             let SourceTensor { entry, shape, .. } = tensor;
             let data = &self.file_of(tensor).all()[tensor.range()];
             let scales = entry.encoding.scales().map(|scale| {
                 let bytes = self.files[scale.file].bytes(&scale.entry);
                 (scale.name.as_str(), scale.entry.dtype, &scale.entry.shape, bytes)
             });
-            std::iter::once((name.as_str(), entry.dtype, shape, data)).chain(scales)
+            std::iter::once((name, entry.dtype, shape, data)).chain(scales)
         });
         Ok(fingerprint(contents))
+    }
+
+    /// The tensors that a fingerprint covers, by name.
+    pub(crate) fn fingerprinted(&self) -> impl Iterator<Item = (&str, &SourceTensor)> {
+        let covered = |name: &str| self.is_gguf() || !layout::is_beside_layers(name);
+        let tensors = self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+        tensors.filter(move |(name, _)| covered(name))
     }
 }

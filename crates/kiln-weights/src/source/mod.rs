@@ -1,5 +1,6 @@
 //! [`WeightSource`], the tensors of one or more files.
 
+mod content;
 mod inspect;
 mod int8;
 mod text_encoder;

@@ -244,7 +244,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         let resolve = |loras: &[LoraRef]| {
             let open = |lora: &LoraRef| Ok::<_, CliError>((Lora::open(&lora.path)?, lora.weight));
             let loras = loras.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-            let options = LoraOptions { partial: false, dtype: plan.dtype };
+            let options = LoraOptions { dtype: plan.dtype, ..LoraOptions::default() };
             Ok::<_, CliError>(LoraUpdates::resolve(source, &layers, loras, options)?)
         };
         let (updates, reports) = resolve(&plan.loras)?;
