@@ -13,7 +13,7 @@ use kiln_weights::WeightSource;
 
 use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
-use crate::{Event, Observer, Result, tiles};
+use crate::{Error, Event, Observer, Result, are_finite, tiles};
 
 /// An image that is still being decoded; calling it waits.
 pub type PendingImage = Box<dyn FnOnce() -> Result<RgbImage> + Send>;
@@ -61,7 +61,7 @@ impl<B: Backend> Autoencoder<B> {
         Ok(b.reshape(&patches, [rows, channels].into())?)
     }
 
-    /// Decodes normalised tokens on a `grid` of height and width.
+    /// Decodes normalised tokens on a `grid` of height and width. Values that are not finite are an error.
     pub fn decode(
         &self,
         b: &B,
@@ -91,8 +91,13 @@ impl<B: Backend> Autoencoder<B> {
                 Autoencoder::Full(_) => (0.5, 0.5),
                 Autoencoder::Tiny(_) => (1.0, 0.0),
             };
+            // As bytes, NaN would be black.
+            let finite = are_finite(b, &[&image])?;
             let bytes = b.download_bytes_async(&image, scale, shift)?;
-            return Ok(Box::new(move || Ok(RgbImage::new(width, height, bytes()?)?)));
+            return Ok(Box::new(move || {
+                check_decoded(finite()?.iter().all(|finite| *finite))?;
+                Ok(RgbImage::new(width, height, bytes()?)?)
+            }));
         }
         let values = tiles::map_tiles(&b.download(&latent)?, [1, 8], |tile, done, total| {
             let image = self.decode_tile(b, &b.upload(tile, DType::F32)?, observer)?;
@@ -100,6 +105,7 @@ impl<B: Backend> Autoencoder<B> {
             observer.event(Event::TileDecoded { done: done + 1, total })?;
             Ok(image)
         })?;
+        check_decoded(values.is_finite())?;
         let image = match self {
             Autoencoder::Full(_) => kiln_image::from_signed_f32(width, height, &values.to_f32()?)?,
             Autoencoder::Tiny(_) => kiln_image::from_unit_f32(width, height, &values.to_f32()?)?,
@@ -133,4 +139,8 @@ impl<B: Backend> Autoencoder<B> {
             Autoencoder::Tiny(taef2) => taef2.decode(b, b.cast(latent, taef2.dtype())?, observer),
         }
     }
+}
+
+fn check_decoded(finite: bool) -> Result<()> {
+    if finite { Ok(()) } else { Err(Error::NotFinite { what: "the decoded image".into() }) }
 }

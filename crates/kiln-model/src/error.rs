@@ -24,11 +24,11 @@ pub enum Error {
     /// The request is invalid.
     #[error("{0}")]
     Request(String),
-    /// Values are NaN or infinite: damaged weights, or a LoRA with an extreme weight.
+    /// Values are NaN or infinite: damaged weights, an extreme guidance, or a LoRA with an extreme weight.
     #[error("{what} is not finite: it holds NaN or infinity")]
     NotFinite {
         /// Which values.
-        what: &'static str,
+        what: String,
     },
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]

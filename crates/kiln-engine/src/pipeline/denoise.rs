@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The host runs one step ahead of the device (`Backend::fence`): the device never waits, progress is accurate, and
-//! cancelling takes about one step. With the step cache (`transformer/step_cache.rs`) the host waits in each step for one
+//! cancelling takes about one step. What it waits for is the answer whether the latents are finite: NaN or infinity end an
+//! image's request one step later. With the step cache (`transformer/step_cache.rs`) the host waits in each step for one
 //! number; meanwhile the device computes the velocity for the case that the cache is reused.
 
 use kiln_model::schedule::Schedule;
@@ -14,11 +15,12 @@ use kiln_model::transformer::{
     BatchItem, KvCache, Position, Prediction, References, RopeTables, StepCache, Transformer,
     TransformerBatch,
 };
-use kiln_model::{Event, StepEnd, StepOutput};
+use kiln_model::{Event, StepEnd, StepOutput, are_finite};
 use kiln_ops::{Backend, Pending, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 
 use super::batch::Batch;
+use super::output::not_finite_after;
 use crate::error::Result;
 use crate::model::Variant;
 use crate::plan::Plan;
@@ -101,7 +103,7 @@ impl<B: Backend> Denoiser<'_, B> {
         let start = |image| self.start(image, sigmas[first], batch);
         let mut states = images.iter().map(start).collect::<Result<Vec<_>>>()?;
         let mut stopped = Vec::new();
-        let mut previous: Option<Pending<()>> = None;
+        let mut previous: Option<StepCheck<'_, B>> = None;
         for step in 0..steps {
             let (sigma, next) = (sigmas[first + step], sigmas[first + step + 1]);
             batch.report(|_, own, batch| {
@@ -115,10 +117,12 @@ impl<B: Backend> Denoiser<'_, B> {
             batch.set_in_progress(states.iter().map(|s| (s.conditioning.member, s.conditioning.image)));
             let edge = step == 0 || step + 1 == steps;
             self.step(&mut states, step, edge, [sigma, next], batch)?;
+            let check = StepCheck::new(self.b, &states, step)?;
             end_step(&mut states, &mut stopped, (step, steps, sigma), batch);
-            // The host runs one step ahead: the device never waits, progress is accurate, and cancelling is quick.
-            if let Some(wait) = previous.replace(self.b.fence()?) {
-                wait()?;
+            // The host runs one step ahead: the device never waits, progress is accurate, and cancelling is quick. The last
+            // step is checked with the image itself.
+            if let Some(check) = previous.replace(check) {
+                check.finish(self.b, steps, batch)?;
             }
             batch.report(|member, own, _| {
                 let (image, images) = (own.start, own.len());
@@ -280,6 +284,31 @@ impl<B: Backend> Denoiser<'_, B> {
             prediction.velocity
         };
         Ok(branches.iter_mut().zip(predictions).map(take).collect())
+    }
+}
+
+/// Asks whether the latents of images are finite after a step.
+struct StepCheck<'a, B: Backend> {
+    step: usize,
+    images: Vec<&'a Conditioning<'a, B>>,
+    finite: Pending<Vec<bool>>,
+}
+
+impl<'a, B: Backend> StepCheck<'a, B> {
+    fn new(b: &B, states: &[DenoiseState<'a, B>], step: usize) -> Result<Self> {
+        let images = states.iter().map(|state| state.conditioning).collect();
+        let latents: Vec<&B::Tensor> = states.iter().map(|state| &state.latents).collect();
+        Ok(StepCheck { step, images, finite: are_finite(b, &latents)? })
+    }
+
+    /// Waits for the step, and ends the requests whose images are not finite.
+    fn finish(self, b: &B, steps: usize, batch: &mut Batch<'_, '_, B>) -> Result<()> {
+        for (image, finite) in self.images.iter().zip((self.finite)()?) {
+            if !finite && batch.is_active(image.member) {
+                batch.end(image.member, Err(not_finite_after(b, self.step + 1, steps, image.text)));
+            }
+        }
+        Ok(())
     }
 }
 

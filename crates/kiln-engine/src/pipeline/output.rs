@@ -54,10 +54,9 @@ impl<B: Backend> PendingOutput<B> {
             notes.extend(work()?);
         }
         let latents = (self.latents)()?;
-        if let Err(error) = check_finite("the transformer's result", &latents) {
-            // Blame the text encoder if the fault began there.
-            check_finite(TEXT, &b.download(&self.text)?)?;
-            return Err(error);
+        if !latents.is_finite() {
+            let done = self.steps.computed + self.steps.reused;
+            return Err(not_finite_after(b, done, plan.steps - plan.first_step, &self.text));
         }
         let image = (self.image)()?;
         let image = match &plan.start {
@@ -69,10 +68,17 @@ impl<B: Backend> PendingOutput<B> {
 }
 
 /// Refuses NaN and infinity, which would otherwise give a black image.
-pub(super) fn check_finite(what: &'static str, x: &HostTensor) -> Result<()> {
-    if x.to_f32()?.iter().all(|v| v.is_finite()) {
-        Ok(())
-    } else {
-        Err(Error::Model(kiln_model::Error::NotFinite { what }))
-    }
+pub(super) fn check_finite(what: &str, x: &HostTensor) -> Result<()> {
+    if x.to_f32()?.iter().all(|v| v.is_finite()) { Ok(()) } else { Err(not_finite(what)) }
+}
+
+/// Returns the error for a latent with NaN or infinity after `done` of `steps` steps with this text. Blames the text encoder
+/// if the fault began there.
+pub(super) fn not_finite_after<B: Backend>(b: &B, done: usize, steps: usize, text: &B::Tensor) -> Error {
+    let check_text = || check_finite(TEXT, &b.download(text)?);
+    check_text().err().unwrap_or_else(|| not_finite(format!("the latent after step {done} of {steps}")))
+}
+
+fn not_finite(what: impl Into<String>) -> Error {
+    Error::Model(kiln_model::Error::NotFinite { what: what.into() })
 }

@@ -8,7 +8,7 @@ use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 
 use super::Pipeline;
-use super::output::check_finite;
+use super::output::{TEXT, check_finite};
 use crate::error::{Error, Result};
 use crate::model::VaeFile;
 use crate::plan::Plan;
@@ -22,7 +22,11 @@ impl<B: Backend> Pipeline<B> {
         for work in deferred {
             work()?;
         }
-        let download = |text: &B::Tensor| Ok(b.download(&b.cast(text, DType::F32)?)?);
+        let download = |text: &B::Tensor| {
+            let text = b.download(&b.cast(text, DType::F32)?)?;
+            check_finite(TEXT, &text)?;
+            Ok(text)
+        };
         texts.prompts.iter().chain(&texts.negatives).map(download).collect()
     }
 

@@ -13,7 +13,7 @@ use super::Pipeline;
 use super::batch::{Batch, BatchMember};
 use super::denoise::{Conditioning, Denoiser, InitialLatents, ReferenceTokens};
 use super::generate::PreparedPlan;
-use super::output::{PendingOutput, check_finite};
+use super::output::{PendingOutput, not_finite_after};
 use crate::error::Result;
 use crate::plan::UpscaleInputs;
 use crate::progress::StepCounts;
@@ -52,18 +52,23 @@ impl<B: Backend> Pipeline<B> {
             let states = denoiser.run(&conditioning, batch)?;
             let Some(state) = states.first() else { return Ok(()) };
             let Some(decoded) = with(batch, member, |m| {
+                // Now, not at the end: the following tiles build upon this one.
+                let tokens = b.download(&state.latents)?;
+                if !tokens.is_finite() {
+                    let done = state.steps.computed + state.steps.reused;
+                    let all = prepared.plan.steps - prepared.plan.first_step;
+                    return Err(not_finite_after(b, done, all, prepared.text(image)));
+                }
                 m.observer.event(Event::DecodingImage { image })?;
                 let decoded =
                     prepared.autoencoder.decode(b, &state.latents, prepared.plan.grid(), m.observer)?;
-                Ok((decoded, b.download(&state.latents)?))
+                Ok((decoded, tokens))
             }) else {
                 return Ok(());
             };
             let (decoded, tokens) = decoded;
             steps.computed += state.steps.computed;
             steps.reused += state.steps.reused;
-            // Now, not at the end: the following tiles build upon this one.
-            check_finite("the transformer's result", &tokens)?;
             latents.paste(&tokens, &tile)?;
             tile.blend(&mut result, &kiln_image::match_tones(&decoded, &tile.crop(enlarged)));
             batch.with_member(member, |m| Ok(m.observer.partial_image(&result)?));

@@ -134,7 +134,7 @@ impl<B: Backend> LanguageModel<B> {
         let x = b.rms_norm(&x, &self.norm, self.config.rms_norm_eps)?;
         let logits = b.download(&b.linear(&x, &self.lm_head)?)?;
         if !logits.is_finite() {
-            return Err(Error::NotFinite { what: "the prediction of the next token" });
+            return Err(Error::NotFinite { what: "the prediction of the next token".into() });
         }
         Ok(logits.to_f32()?.into_owned())
     }

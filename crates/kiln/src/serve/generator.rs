@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn request_errors_are_distinguished_from_server_errors() {
         assert_eq!(job_error(&Error::request("too wide")).kind, ErrorKind::Request);
-        let nan = Error::Model(kiln_model::Error::NotFinite { what: "it" });
+        let nan = Error::Model(kiln_model::Error::NotFinite { what: "it".into() });
         assert_eq!(job_error(&nan).kind, ErrorKind::Server);
         assert_eq!(job_error(&Error::CANCELLED).kind, ErrorKind::Cancelled);
         let missing = kiln_weights::Error::NotFound { path: "a".into() };
