@@ -21,7 +21,8 @@ pub enum SigmaSpacing {
     },
 }
 
-const SCHEDULER: &str = "FlowMatchEulerDiscreteScheduler";
+/// The only scheduler of FLUX.2, in diffusers.
+pub const SCHEDULER: &str = "FlowMatchEulerDiscreteScheduler";
 
 /// The fields of `scheduler/scheduler_config.json` that affect the sigmas.
 #[derive(Clone, Debug, Deserialize)]
@@ -48,6 +49,8 @@ pub struct SchedulerConfig {
     pub use_beta_sigmas: Option<bool>,
     /// See `use_karras_sigmas`.
     pub invert_sigmas: bool,
+    /// Whether noise is added in every step, which FLUX.2 does not use.
+    pub stochastic_sampling: Option<bool>,
 }
 
 impl Default for SchedulerConfig {
@@ -63,6 +66,7 @@ impl Default for SchedulerConfig {
             use_exponential_sigmas: None,
             use_beta_sigmas: None,
             invert_sigmas: false,
+            stochastic_sampling: None,
         }
     }
 }
@@ -81,6 +85,7 @@ impl SchedulerConfig {
             (enabled(self.use_exponential_sigmas), "use_exponential_sigmas"),
             (enabled(self.use_beta_sigmas), "use_beta_sigmas"),
             (self.invert_sigmas, "invert_sigmas"),
+            (enabled(self.stochastic_sampling), "stochastic_sampling"),
         ];
         unsupported.iter().find(|(is_set, _)| *is_set).map(|(_, name)| format!("{name} is not supported"))
     }

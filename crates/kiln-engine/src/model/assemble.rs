@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_model::tokenizer::{TokenizerData, TokenizerFiles};
+use kiln_model::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
 use kiln_model::{TextEncoderFamily, config};
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::WeightSource;
@@ -191,7 +191,8 @@ pub(crate) fn find_tokenizer(text_encoder: &Path) -> Result<Option<TokenizerFile
     search::find_tokenizer(text_encoder).map(|path| read_tokenizer(&path)).transpose()
 }
 
-/// Reads a `tokenizer.json` or `tekken.json`, or that of a folder, and the `tokenizer_config.json` next to it.
+/// Reads a `tokenizer.json` or `tekken.json`, or that of a folder, and the `tokenizer_config.json` and
+/// `chat_template.jinja` next to it.
 fn read_tokenizer(path: &Path) -> Result<TokenizerFiles> {
     let names = || search::TOKENIZERS.iter().map(|name| path.join(name));
     let in_folder =
@@ -199,6 +200,11 @@ fn read_tokenizer(path: &Path) -> Result<TokenizerFiles> {
     let file = if path.is_dir() { in_folder() } else { path.to_path_buf() };
     let bytes = config::read_bytes(&file)?;
     let settings = file.with_file_name("tokenizer_config.json");
-    let config = if settings.is_file() { config::read(&settings)? } else { Default::default() };
+    let config: TokenizerConfig =
+        if settings.is_file() { config::read(&settings)? } else { Default::default() };
+    let template = file.with_file_name("chat_template.jinja");
+    let template = template.is_file().then(|| config::read_bytes(&template)).transpose()?;
+    let template = template.map(|text| String::from_utf8_lossy(&text).into_owned());
+    let config = config.with_chat_template(template);
     Ok(TokenizerFiles { path: file, tokenizer: TokenizerData::Json(bytes), config })
 }

@@ -8,12 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_model::config::{parse, read_bytes};
-use kiln_model::schedule::SchedulerConfig;
-use kiln_model::tokenizer::{TokenizerData, TokenizerFiles};
+use kiln_model::schedule::{SCHEDULER, SchedulerConfig};
+use kiln_model::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
 use kiln_model::transformer;
 use kiln_weights::WeightSource;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::component::{ComponentConfig, ModelComponent};
 use super::variant::Variant;
@@ -25,6 +26,9 @@ struct ModelIndex {
     #[serde(rename = "_class_name")]
     class_name: String,
     is_distilled: Option<bool>,
+    /// The library and the class of the scheduler.
+    #[serde(default)]
+    scheduler: Value,
 }
 
 /// The files of a model, in a folder or packed into one file.
@@ -70,7 +74,10 @@ impl ModelFiles<'_> {
     fn tokenizer(&self) -> Result<Option<TokenizerFiles>> {
         let Some(tokenizer) = self.read("tokenizer/tokenizer.json")? else { return Ok(None) };
         let path = self.root.join("tokenizer/tokenizer.json");
-        let config = self.read_json("tokenizer/tokenizer_config.json")?.unwrap_or_default();
+        let config: TokenizerConfig = self.read_json("tokenizer/tokenizer_config.json")?.unwrap_or_default();
+        let template = self.read("tokenizer/chat_template.jinja")?;
+        let template = template.map(|text| String::from_utf8_lossy(&text).into_owned());
+        let config = config.with_chat_template(template);
         Ok(Some(TokenizerFiles { path, tokenizer: TokenizerData::Json(tokenizer), config }))
     }
 
@@ -95,6 +102,12 @@ impl ModelFiles<'_> {
             let exists = self.packed.is_some() || self.root.exists();
             return Err(Error::config(self.root, if exists { what } else { "no such folder" }));
         };
+        // diffusers makes a scheduler of this class, whatever class its own configuration names.
+        let scheduler = index.scheduler.get(1).and_then(Value::as_str);
+        if let Some(class) = scheduler.filter(|class| *class != SCHEDULER) {
+            let what = format!("the scheduler is `{class}`, expected `{SCHEDULER}`");
+            return Err(Error::config(self.root.join("model_index.json"), what));
+        }
         match (index.class_name.as_str(), index.is_distilled) {
             ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", Some(true)) => Ok(Variant::Distilled),
             ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", _) => Ok(Variant::Base),
@@ -129,10 +142,10 @@ fn open(files: &ModelFiles<'_>) -> Result<Model> {
     let variant = files.variant()?;
     let missing = || Error::config(files.root, "there is no `transformer` with a `config.json` in it");
     let transformer = files.component::<transformer::Config>()?.ok_or_else(missing)?;
-    const SCHEDULER: &str = "scheduler/scheduler_config.json";
-    let scheduler: SchedulerConfig = files.read_json(SCHEDULER)?.unwrap_or_default();
+    const SCHEDULER_CONFIG: &str = "scheduler/scheduler_config.json";
+    let scheduler: SchedulerConfig = files.read_json(SCHEDULER_CONFIG)?.unwrap_or_default();
     if let Some(what) = scheduler.unsupported() {
-        return Err(Error::config(files.root.join(SCHEDULER), what));
+        return Err(Error::config(files.root.join(SCHEDULER_CONFIG), what));
     }
     let model = Model {
         tokenizer: files.tokenizer()?,

@@ -139,7 +139,7 @@ impl Config {
             rope_theta: number("rope_theta").or(Some(usual.rope_theta)),
             rope_parameters: None,
             rope_scaling: is_rope_scaled(metadata).then(|| "scaled".into()),
-            partial_rotary_factor: None,
+            partial_rotary_factor: rotated_share(metadata, head_dim),
             model_type: Some(model_type.into()),
             hidden_act: None,
             use_sliding_window: false,
@@ -252,7 +252,8 @@ impl Config {
         }
         let factors = [self.partial_rotary_factor, parameters.and_then(|r| r.partial_rotary_factor)];
         if let Some(factor) = factors.into_iter().flatten().find(|factor| *factor != 1.0) {
-            return Some(format!("partial_rotary_factor is {factor}, expected 1"));
+            let gguf = "in a GGUF file, rope.dimension_count by the width of a head";
+            return Some(format!("partial_rotary_factor is {factor}, expected 1 ({gguf})"));
         }
         if let (Some(outer), Some(inner)) = (self.rope_theta, parameters.and_then(|r| r.rope_theta))
             && outer != inner
@@ -293,12 +294,25 @@ impl Config {
     }
 }
 
-/// Whether the metadata of a GGUF file asks for scaled rotary embeddings.
+/// Whether the metadata of a GGUF file asks for scaled rotary embeddings. As in llama.cpp, a factor without a type scales
+/// linearly, and the type `none` means that a factor is not used.
 fn is_rope_scaled(metadata: &BTreeMap<String, String>) -> bool {
-    metadata.iter().any(|(key, value)| {
-        key.ends_with(".rope.scaling.type") && value != "none"
-            || key.ends_with(".rope.scale_linear") && value.parse() != Ok(1.0)
-    })
+    let get =
+        |name: &str| metadata.iter().find(|(key, _)| key.ends_with(name)).map(|(_, value)| value.as_str());
+    let factor = get(".rope.scaling.factor").or_else(|| get(".rope.scale_linear"));
+    match get(".rope.scaling.type").unwrap_or("linear") {
+        "none" => false,
+        // A factor of 0 is one that is not set.
+        "linear" => factor.is_some_and(|factor| !matches!(factor.parse(), Ok(0.0 | 1.0))),
+        _ => true,
+    }
+}
+
+/// The share of a head of this width that rotates, if the metadata of a GGUF file says so.
+fn rotated_share(metadata: &BTreeMap<String, String>, head_dim: usize) -> Option<f64> {
+    let (_, count) = metadata.iter().find(|(key, _)| key.ends_with(".rope.dimension_count"))?;
+    // What is not a number is a problem of the configuration.
+    Some(count.parse().unwrap_or(f64::NAN) / head_dim as f64)
 }
 
 #[cfg(test)]
@@ -390,5 +404,24 @@ mod tests {
         assert!(scaled("qwen3.rope.scaling.type", "yarn") && scaled("qwen3.rope.scale_linear", "4"));
         assert!(!scaled("qwen3.rope.scaling.type", "none") && !scaled("qwen3.rope.scale_linear", "1.0"));
         assert!(!scaled("qwen3.rope.freq_base", "10000"));
+        assert!(scaled("qwen3.rope.scaling.factor", "4") && scaled("qwen3.rope.scaling.factor", "x"));
+        assert!(!scaled("qwen3.rope.scaling.factor", "1") && !scaled("qwen3.rope.scaling.factor", "0"));
+        let both = |kind: &str, factor: &str| {
+            let pairs = [("llama.rope.scaling.type", kind), ("llama.rope.scaling.factor", factor)];
+            is_rope_scaled(&pairs.map(|(key, value)| (key.into(), value.into())).into())
+        };
+        assert!(both("linear", "2") && both("yarn", "1") && !both("none", "4") && !both("linear", "1"));
+    }
+
+    #[test]
+    fn gguf_metadata_tells_how_much_of_a_head_rotates() {
+        let share = |value: &str| {
+            rotated_share(&BTreeMap::from([("qwen3.rope.dimension_count".into(), value.into())]), 16)
+        };
+        assert_eq!((share("16"), share("8")), (Some(1.0), Some(0.5)));
+        assert!(share("x").unwrap().is_nan());
+        assert_eq!(rotated_share(&BTreeMap::new(), 16), None);
+        let config = Config { partial_rotary_factor: share("8"), ..parse(json!({})) };
+        assert!(config.problem().unwrap().contains("partial_rotary_factor is 0.5"));
     }
 }

@@ -12,6 +12,7 @@ use fancy_regex::Regex;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::bpe::BpeModel;
+use super::template::Side;
 
 /// A tokenizer. Its fields are the stages that a text passes through, in order.
 pub(super) struct ByteLevelTokenizer {
@@ -21,6 +22,16 @@ pub(super) struct ByteLevelTokenizer {
     /// Patterns that split a text into words. What lies between two matches is a word, too.
     pub splits: Vec<Regex>,
     pub model: BpeModel,
+    pub settings: FileSettings,
+}
+
+/// What a `tokenizer.json` says about the ids of a text as a whole.
+#[derive(Default)]
+pub(super) struct FileSettings {
+    /// Ids that its post-processor puts before and behind those of a text.
+    pub around: [Vec<u32>; 2],
+    pub padding_side: Option<Side>,
+    pub truncation_side: Option<Side>,
 }
 
 impl ByteLevelTokenizer {
@@ -152,7 +163,13 @@ impl AddedTokens {
         self.tokens.iter().find(|added| added.id == id)
     }
 
-    fn id(&self, token: &str) -> Option<u32> {
+    /// All tokens.
+    pub fn iter(&self) -> impl Iterator<Item = &AddedToken> {
+        self.tokens.iter()
+    }
+
+    /// The id of a token.
+    pub fn id(&self, token: &str) -> Option<u32> {
         self.tokens.iter().find(|added| added.content == token).map(|added| added.id)
     }
 }

@@ -9,7 +9,7 @@
 use fancy_regex::Regex;
 
 use super::bpe::BpeModel;
-use super::byte_level::{AddedToken, AddedTokens, ByteLevelTokenizer, byte_symbol};
+use super::byte_level::{AddedToken, AddedTokens, ByteLevelTokenizer, FileSettings, byte_symbol};
 use super::vocab::TokenList;
 
 /// How the published `tokenizer.json` splits a text into words.
@@ -73,5 +73,11 @@ pub(super) fn new(model: BpeModel, special: Vec<AddedToken>) -> Result<ByteLevel
         return Err(format!("there is no token for the byte {byte}"));
     }
     let split = Regex::new(PATTERN).map_err(|error| error.to_string())?;
-    Ok(ByteLevelTokenizer { added: AddedTokens::new(special), nfc: false, splits: vec![split], model })
+    Ok(ByteLevelTokenizer {
+        added: AddedTokens::new(special),
+        nfc: false,
+        splits: vec![split],
+        model,
+        settings: FileSettings::default(),
+    })
 }

@@ -5,11 +5,14 @@
 //! ```
 //! Easy to get wrong: special tokens in a prompt are parsed as such, so a typed padding token has the padding's id, but is
 //! not padding. That's why the range of the real tokens is kept beside the ids. Qwen3 pads on the right, Mistral on the left;
-//! both are truncated on the right.
+//! both are truncated on the right. A model's own tokenizer may say otherwise, and have another template: what diffusers
+//! follows is followed, or refused by name.
 
 mod bpe;
 mod built_in;
 mod byte_level;
+mod chat_template;
+mod config;
 mod gguf;
 mod mistral;
 mod tekken;
@@ -24,47 +27,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use kiln_weights::WeightSource;
-use serde::Deserialize;
 
 use crate::{Error, Result, TextEncoderFamily};
 use byte_level::ByteLevelTokenizer;
-use template::{PaddingSide, Template};
+pub use config::TokenizerConfig;
+use template::{Side, Template};
 pub use upsampling::{Conversation, system_message};
 
 /// Largest number of tokens of a prompt, as trained.
 pub const MAX_TOKENS: usize = 512;
-
-/// The fields of `tokenizer_config.json` that matter here.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct TokenizerConfig {
-    pad_token: Option<PadToken>,
-    /// A huge float means "no limit".
-    #[serde(default)]
-    model_max_length: Option<f64>,
-}
-
-impl TokenizerConfig {
-    /// Default number of tokens that prompts are truncated or padded to: as trained, or less for smaller models.
-    pub fn default_tokens(&self) -> usize {
-        self.model_max_length.map_or(MAX_TOKENS, |n| (n as usize).clamp(1, MAX_TOKENS))
-    }
-}
-
-/// The padding token, as a string or as an added token.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum PadToken {
-    Name(String),
-    Added { content: String },
-}
-
-impl PadToken {
-    fn content(&self) -> &str {
-        match self {
-            PadToken::Name(content) | PadToken::Added { content } => content,
-        }
-    }
-}
 
 /// A model's own tokenizer, not parsed yet.
 #[derive(Clone, Debug)]
@@ -113,8 +84,10 @@ pub struct Tokens {
 /// Turns prompts into [`Tokens`].
 pub struct PromptTokenizer {
     tokenizer: ByteLevelTokenizer,
-    template: &'static Template,
+    template: Template,
     padding: u32,
+    /// Ids before and behind those of the text, as the tokenizer's file says.
+    around: [Vec<u32>; 2],
 }
 
 impl PromptTokenizer {
@@ -124,31 +97,58 @@ impl PromptTokenizer {
             TokenizerData::Json(json) => parse(json),
             TokenizerData::Embedded(source) => read_embedded(source),
         };
-        let padding = files.config.pad_token.as_ref().map(PadToken::content);
+        let config = match &files.tokenizer {
+            TokenizerData::Json(json) if !tekken::is_tekken(json) => files.config.clone(),
+            _ => files.config.padding_only(),
+        };
         tokenizer
-            .and_then(|tokenizer| Self::new(family, tokenizer, padding))
+            .and_then(|tokenizer| Self::new(family, tokenizer, &config))
             .map_err(|problem| Error::config(&files.path, format!("tokenizer: {problem}")))
     }
 
     /// Opens the family's tokenizer that is built into this crate.
     pub fn built_in(family: TextEncoderFamily) -> Result<Self> {
         let tokenizer = built_in::open(family);
-        tokenizer.and_then(|tokenizer| Self::new(family, tokenizer, None)).map_err(Error::Tokenizer)
+        let config = TokenizerConfig::default();
+        tokenizer.and_then(|tokenizer| Self::new(family, tokenizer, &config)).map_err(Error::Tokenizer)
     }
 
     fn new(
         family: TextEncoderFamily,
         tokenizer: ByteLevelTokenizer,
-        padding: Option<&str>,
+        config: &TokenizerConfig,
     ) -> Result<Self, String> {
-        let template = Template::of(family);
+        config.check(&tokenizer)?;
+        let mut template = Template::of(family);
+        let tokens = config.special_tokens();
+        if let Some(own) = config.chat_template()? {
+            let [start, end] = chat_template::around_prompt(own, family, &tokens)?;
+            if (&*start, &*end) != (&*template.start, &*template.end) {
+                (template.start, template.end, template.required) = (start.into(), end.into(), &[]);
+            }
+        }
         if let Some(token) = template.required.iter().find(|token| tokenizer.id(token).is_none()) {
             return Err(format!("there is no token `{token}`, which {family}'s template has"));
         }
-        let padding = padding.unwrap_or(template.padding);
+        let settings = &tokenizer.settings;
+        let sides = [
+            (config.padding_side, settings.padding_side),
+            (config.truncation_side, settings.truncation_side),
+        ];
+        let [padding_side, truncation_side] = sides.map(|(config, file)| config.or(file));
+        template.padding_side = padding_side.unwrap_or(template.padding_side);
+        template.truncation_side = truncation_side.unwrap_or(template.truncation_side);
+        // dev's pipeline lets the template alone put the first token; klein's always adds what the file says.
+        let starts_itself = tokens.bos.is_some_and(|bos| template.start.starts_with(bos));
+        let around = if family == TextEncoderFamily::Mistral && starts_itself {
+            Default::default()
+        } else {
+            settings.around.clone()
+        };
+        let padding = config.padding().unwrap_or(template.padding);
         let padding =
             tokenizer.id(padding).ok_or_else(|| format!("there is no padding token `{padding}`"))?;
-        Ok(PromptTokenizer { tokenizer, template, padding })
+        Ok(PromptTokenizer { tokenizer, template, padding, around })
     }
 
     /// Tokenizes a prompt to exactly `max` ids.
@@ -156,12 +156,20 @@ impl PromptTokenizer {
         if max == 0 {
             return Err(Error::request("the number of text tokens must be at least 1"));
         }
+        let [before, behind] = &self.around;
         let mut ids = self.ids(prompt)?;
+        // What the file adds is not cut off.
+        let room = max.saturating_sub(before.len() + behind.len());
+        match self.template.truncation_side {
+            Side::Right => ids.truncate(room),
+            Side::Left => drop(ids.drain(..ids.len().saturating_sub(room))),
+        }
+        ids = [before.as_slice(), &ids, behind].concat();
         ids.truncate(max);
         let (real, padding) = (ids.len(), max - ids.len());
         let start = match self.template.padding_side {
-            PaddingSide::Left => padding,
-            PaddingSide::Right => 0,
+            Side::Left => padding,
+            Side::Right => 0,
         };
         ids.resize(max, self.padding);
         ids.rotate_right(start);
@@ -170,7 +178,7 @@ impl PromptTokenizer {
 
     /// Counts the tokens of a prompt before truncation, including the template.
     pub fn count(&self, prompt: &str) -> Result<usize> {
-        Ok(self.ids(prompt)?.len())
+        Ok(self.ids(prompt)?.len() + self.around.iter().map(Vec::len).sum::<usize>())
     }
 
     /// Returns the text of ids, without special tokens.

@@ -5,6 +5,7 @@
 //! is either done or an error that names it: a tokenizer that ignores an option gives wrong tokens.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use fancy_regex::Regex;
@@ -13,7 +14,8 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::bpe::BpeModel;
-use super::byte_level::{AddedToken, AddedTokens, ByteLevelTokenizer};
+use super::byte_level::{AddedToken, AddedTokens, ByteLevelTokenizer, FileSettings};
+use super::template::Side;
 
 /// How `ByteLevel` splits words unless a file says otherwise: the pattern of GPT-2.
 const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -37,16 +39,28 @@ pub(super) fn parse(json: &[u8]) -> Result<ByteLevelTokenizer, String> {
     if !byte_level {
         return Err("the pre-tokenizer is not byte-level; Kiln reads byte-level BPE tokenizers only".into());
     }
-    Ok(ByteLevelTokenizer { added: AddedTokens::new(added), nfc, splits, model })
+    let mut around = [Vec::new(), Vec::new()];
+    if let Some(processor) = file.post_processor {
+        processor.collect(&mut around)?;
+    }
+    let settings = FileSettings {
+        around,
+        padding_side: file.padding.and_then(|padding| padding.direction),
+        truncation_side: file.truncation.and_then(|truncation| truncation.direction),
+    };
+    Ok(ByteLevelTokenizer { added: AddedTokens::new(added), nfc, splits, model, settings })
 }
 
-/// The contents of a `tokenizer.json`. Truncation, padding, post-processor and decoder don't matter here.
+/// The contents of a `tokenizer.json`. The decoder doesn't matter here.
 #[derive(Deserialize)]
 struct TokenizerJson<'a> {
     #[serde(default)]
     added_tokens: Vec<AddedEntry>,
     normalizer: Option<Normalizer>,
     pre_tokenizer: Option<PreTokenizer>,
+    post_processor: Option<PostProcessor>,
+    padding: Option<Direction>,
+    truncation: Option<Direction>,
     #[serde(borrow)]
     model: BpeJson<'a>,
 }
@@ -82,6 +96,72 @@ enum PreTokenizer {
 
 fn yes() -> bool {
     true
+}
+
+/// On which side ids are padded or truncated. The lengths come with each call.
+#[derive(Deserialize)]
+struct Direction {
+    direction: Option<Side>,
+}
+
+/// What is added to the ids of a text.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum PostProcessor {
+    Sequence {
+        processors: Vec<PostProcessor>,
+    },
+    /// Changes offsets only.
+    ByteLevel {},
+    TemplateProcessing {
+        single: Vec<Piece>,
+        special_tokens: BTreeMap<String, SpecialToken>,
+    },
+}
+
+/// A piece of a [`PostProcessor`]'s template.
+#[derive(Deserialize)]
+enum Piece {
+    SpecialToken { id: String },
+    Sequence { id: String },
+}
+
+#[derive(Deserialize)]
+struct SpecialToken {
+    ids: Vec<u32>,
+}
+
+impl PostProcessor {
+    /// Adds its ids to those before and behind a text.
+    fn collect(self, around: &mut [Vec<u32>; 2]) -> Result<(), String> {
+        match self {
+            PostProcessor::Sequence { processors } => {
+                processors.into_iter().try_for_each(|processor| processor.collect(around))
+            }
+            PostProcessor::ByteLevel {} => Ok(()),
+            PostProcessor::TemplateProcessing { single, special_tokens } => {
+                let unusable = || Err("the post-processor's template is not one of a single text".to_owned());
+                let (mut own, mut seen) = ([Vec::new(), Vec::new()], false);
+                for piece in single {
+                    match piece {
+                        Piece::Sequence { id } if id == "A" && !seen => seen = true,
+                        Piece::Sequence { .. } => return unusable(),
+                        Piece::SpecialToken { id } => {
+                            let Some(token) = special_tokens.get(&id) else { return unusable() };
+                            own[usize::from(seen)].extend(&token.ids);
+                        }
+                    }
+                }
+                if !seen {
+                    return unusable();
+                }
+                let [before, behind] = own;
+                around[0].splice(0..0, before);
+                around[1].extend(behind);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// A pattern, or a text that is looked for as it is.

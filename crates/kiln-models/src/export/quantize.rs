@@ -205,7 +205,8 @@ impl SourceModel {
         }
         // Model cards and licences; some downloads have a second copy of the weights here, which is not copied.
         let is_text = |name: &str| {
-            [".json", ".md", ".txt"].iter().any(|end| name.ends_with(end)) || name.starts_with("LICENSE")
+            [".json", ".jinja", ".md", ".txt"].iter().any(|end| name.ends_with(end))
+                || name.starts_with("LICENSE")
         };
         copy_files(&self.model.path, to, &is_text, watcher)?;
         Ok(report)
