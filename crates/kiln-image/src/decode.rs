@@ -3,6 +3,7 @@
 //! Alpha is dropped, not blended: a transparent pixel shows the colour stored in it. Sixteen bits are scaled to
 //! eight, where Pillow turns 16-bit grey above 255 into white. Colour profiles are ignored.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::Path;
@@ -10,13 +11,17 @@ use std::path::Path;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
 
-use crate::{Error, GrayImage, Result, RgbImage, counters, jpeg};
+use crate::header::Header;
+use crate::{Error, GrayImage, Result, RgbImage, counters, jpeg, png_chunks};
 
 /// Longest side of an image that is read, in pixels.
 pub const MAX_SIDE: u32 = 16384;
 
 /// Most bytes that an image may have, as a file and decoded.
 pub const MAX_BYTES: u64 = 512 << 20;
+
+/// Most bytes that decoding may take for what is not a pixel: copies of the file, tables, frames that are larger.
+const MAX_BESIDE_PIXELS: u64 = 4 * MAX_BYTES;
 
 /// Reads an image file: PNG, JPEG, WebP, GIF, BMP or TIFF, recognized by content and not by name.
 ///
@@ -39,33 +44,23 @@ pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<RgbImage> {
 
 /// Returns the width and height in an image's header, without decoding the pixels.
 pub fn dimensions(name: &str, bytes: &[u8]) -> Result<(u32, u32)> {
-    let (format, format_name) = sniff(name, bytes)?;
-    let size = ImageReader::with_format(Cursor::new(bytes), format).into_dimensions();
-    size.map_err(|error| Error::Damaged { name: name.into(), format: format_name, reason: error.to_string() })
+    let header = header(name, bytes)?;
+    Ok((header.width, header.height))
 }
 
-/// Returns the most memory that decoding an image takes, in bytes, from its header: the stored pixels, the decoder's own
-/// buffers or a rotated copy, and the RGB result.
+/// Returns the most memory that decoding an image takes, in bytes, from its headers: the stored pixels, the decoder's own
+/// buffers or a rotated copy, the RGB result, and what lies beside the pixels. Takes hardly any itself.
 pub fn decoding_bytes(name: &str, bytes: &[u8]) -> Result<u64> {
+    Ok(header(name, bytes)?.memory())
+}
+
+fn header(name: &str, bytes: &[u8]) -> Result<Header> {
     let (format, format_name) = sniff(name, bytes)?;
-    let damaged = |error: ImageError| Error::Damaged {
+    Header::read(format, bytes).map_err(|reason| Error::Damaged {
         name: name.into(),
         format: format_name,
-        reason: error.to_string(),
-    };
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    reader.limits(limits());
-    let decoder = reader.into_decoder().map_err(damaged)?;
-    let (width, height) = decoder.dimensions();
-    let rgb = u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3);
-    let result = if decoder.color_type() == image::ColorType::Rgb8 { 0 } else { rgb };
-    // The coefficients of a progressive JPEG have two bytes each, of four components in CMYK.
-    let copies = match format {
-        ImageFormat::Jpeg => 4,
-        ImageFormat::WebP => 3,
-        _ => 2,
-    };
-    Ok(decoder.total_bytes().saturating_mul(copies).saturating_add(result))
+        reason,
+    })
 }
 
 /// Decodes an image, and its transparency as a mask: white where transparent, black where opaque; `None` if opaque everywhere.
@@ -91,24 +86,33 @@ fn decode(name: &str, bytes: &[u8]) -> Result<(DynamicImage, &'static str)> {
         return Err(damaged("the file is truncated".into()));
     }
 
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    reader.limits(limits());
-    let mut decoder = reader.into_decoder().map_err(|error| match (error, claimed_size(format, bytes)) {
-        (ImageError::Limits(_), Some((width, height))) => {
-            let bytes = u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3);
-            Error::TooLarge { name: name.into(), width, height, bytes }
-        }
-        (error, _) => damaged(error.to_string()),
-    })?;
-    let (width, height) = decoder.dimensions();
-    let too_large = Error::TooLarge { name: name.into(), width, height, bytes: decoder.total_bytes() };
-    if width > MAX_SIDE || height > MAX_SIDE || decoder.total_bytes() > MAX_BYTES {
-        return Err(too_large);
+    let header = Header::read(format, bytes).map_err(damaged)?;
+    let Header { width, height, .. } = header;
+    let too_large = |bytes: u64| Error::TooLarge { name: name.into(), width, height, bytes };
+    if width > MAX_SIDE || height > MAX_SIDE {
+        return Err(too_large(u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3)));
+    }
+    if header.beside_pixels() > MAX_BESIDE_PIXELS {
+        let (found, most) = (header.beside_pixels() >> 20, MAX_BESIDE_PIXELS >> 20);
+        return Err(damaged(format!("beside its pixels it needs {found} MiB; at most {most} MiB are used")));
+    }
+    let bytes =
+        if format == ImageFormat::Png { png_chunks::for_decoding(bytes) } else { Cow::Borrowed(bytes) };
+    let mut reader = ImageReader::with_format(Cursor::new(&bytes[..]), format);
+    reader.limits(limits(header.memory()));
+    let decoder = reader.into_decoder();
+    let mut decoder = decoder.map_err(|error| damaged(error.to_string()))?;
+    if decoder.dimensions() != (width, height) {
+        return Err(damaged("its headers disagree about its size".into()));
+    }
+    let stored = decoder.total_bytes();
+    if stored > MAX_BYTES {
+        return Err(too_large(stored));
     }
     let orientation = orientation(&mut decoder, format);
     counters::count_decoded();
     let mut image = DynamicImage::from_decoder(decoder).map_err(|error| match error {
-        ImageError::Limits(_) => too_large,
+        ImageError::Limits(_) => too_large(stored),
         error => damaged(error.to_string()),
     })?;
     image.apply_orientation(orientation);
@@ -127,20 +131,13 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn limits() -> image::Limits {
+fn limits(memory: u64) -> image::Limits {
     let mut limits = image::Limits::default();
     // `decode` checks the sides itself, for an error that names them.
     limits.max_image_width = None;
     limits.max_image_height = None;
-    limits.max_alloc = Some(2 * MAX_BYTES);
+    limits.max_alloc = Some(memory);
     limits
-}
-
-/// Returns the size in a PNG's header if a side is too long: the decoder may fail before it reports it.
-fn claimed_size(format: ImageFormat, bytes: &[u8]) -> Option<(u32, u32)> {
-    let side = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
-    let size = (side(16)?, side(20)?);
-    (format == ImageFormat::Png && size.0.max(size.1) > MAX_SIDE).then_some(size)
 }
 
 /// Recognizes the format by content; an error if it is not one of those that are read.
@@ -284,24 +281,16 @@ mod tests {
         let bytes_of = |image: DynamicImage, format| {
             let mut file = Cursor::new(Vec::new());
             image.write_to(&mut file, format).unwrap();
-            decoding_bytes("a", file.get_ref()).unwrap()
+            decoding_bytes("a", file.get_ref()).unwrap() - 3 * file.get_ref().len() as u64
         };
         let bytes = |image| bytes_of(image, ImageFormat::Png);
-        assert_eq!(bytes(DynamicImage::new_rgb8(10, 20)), 200 * 2 * 3);
-        assert_eq!(bytes(DynamicImage::new_rgba8(10, 20)), 200 * (2 * 4 + 3));
-        assert_eq!(bytes(DynamicImage::new_rgba16(10, 20)), 200 * (2 * 8 + 3));
-        assert_eq!(bytes_of(DynamicImage::new_rgb8(10, 20), ImageFormat::Jpeg), 200 * 4 * 3);
+        let pixels = 64 * 128;
+        assert_eq!(bytes(DynamicImage::new_rgb8(64, 100)), pixels * (2 * 4 + 3));
+        assert_eq!(bytes(DynamicImage::new_luma8(64, 100)), pixels * (2 * 2 + 3));
+        assert_eq!(bytes(DynamicImage::new_rgba16(64, 100)), pixels * (2 * 8 + 3));
+        assert_eq!(bytes_of(DynamicImage::new_rgb8(64, 100), ImageFormat::Jpeg), pixels * 12);
+        assert_eq!(bytes_of(DynamicImage::new_rgb8(64, 100), ImageFormat::Bmp), pixels * 11);
         assert!(decoding_bytes("a", b"no image").is_err());
-    }
-
-    #[test]
-    fn the_claimed_size_of_a_png_is_used_only_if_too_large() {
-        let mut head = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\x7f\xff\xff\xff\0\0\0\x01".to_vec();
-        assert_eq!(claimed_size(ImageFormat::Png, &head), Some((0x7fff_ffff, 1)));
-        assert_eq!(claimed_size(ImageFormat::Bmp, &head), None);
-        assert_eq!(claimed_size(ImageFormat::Png, &head[..23]), None);
-        head[16..20].copy_from_slice(&16384u32.to_be_bytes());
-        assert_eq!(claimed_size(ImageFormat::Png, &head), None);
     }
 
     #[test]

@@ -33,6 +33,24 @@ pub(crate) fn segments(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
     })
 }
 
+/// The size of an image, as a start of frame says it.
+pub(crate) struct Frame {
+    pub width: u16,
+    pub height: u16,
+    pub components: u8,
+}
+
+/// Iterates over the starts of frames: a sound file has one.
+pub(crate) fn frames(bytes: &[u8]) -> impl Iterator<Item = Frame> {
+    segments(bytes).filter_map(|segment| {
+        // Between them are the markers of tables and extensions.
+        let is_frame = matches!(segment.marker, 0xc0..=0xcf) && !matches!(segment.marker, 0xc4 | 0xc8 | 0xcc);
+        let data = segment.data.first_chunk::<6>().filter(|_| is_frame)?;
+        let side = |high, low| u16::from_be_bytes([high, low]);
+        Some(Frame { width: side(data[3], data[4]), height: side(data[1], data[2]), components: data[5] })
+    })
+}
+
 /// Whether the file has its end marker.
 pub(crate) fn is_complete(bytes: &[u8]) -> bool {
     segments(bytes).any(|segment| segment.marker == END)

@@ -1,12 +1,10 @@
 //! Reading the recipe that [`encode`](crate::encode) embedded in an image.
 
-use std::io::Cursor;
-
-use image::codecs::webp::WebPDecoder;
-use image::{ImageDecoder, ImageFormat};
+use image::ImageFormat;
 
 use crate::decode::sniff;
-use crate::{Error, Result, exif, jpeg};
+use crate::header::Header;
+use crate::{Error, Result, exif, jpeg, png_chunks, webp};
 
 /// The PNG keyword and EXIF software name of a recipe.
 pub(crate) const KEYWORD: &str = "kiln";
@@ -28,9 +26,9 @@ pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
     let name = "<bytes>";
     let (format, format_name) = sniff(name, bytes)?;
     let text = match format {
-        ImageFormat::Png => png_text(bytes, png_recipe).map_err(|error| error.to_string()),
+        ImageFormat::Png => png_text(bytes, KEYWORD),
         ImageFormat::Jpeg => Ok(jpeg_recipe(bytes)),
-        ImageFormat::WebP => webp_recipe(bytes).map_err(|error| error.to_string()),
+        ImageFormat::WebP => Ok(webp_recipe(bytes)),
         _ => Ok(None),
     };
     let text = text.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })?;
@@ -55,43 +53,14 @@ pub fn read_parameters(bytes: &[u8]) -> Result<Option<String>> {
     if format != ImageFormat::Png {
         return Ok(None);
     }
-    let failed = |e: png::DecodingError| Error::Damaged {
-        name: name.into(),
-        format: format_name,
-        reason: e.to_string(),
-    };
-    checked(png_text(bytes, png_parameters).map_err(failed)?, name)
+    let failed = |reason| Error::Damaged { name: name.into(), format: format_name, reason };
+    checked(png_text(bytes, PARAMETERS).map_err(failed)?, name)
 }
 
 /// Finds a text before the pixels or, as programs that rewrite images often have it, behind them.
-fn png_text(bytes: &[u8], find: fn(&png::Info<'_>) -> FoundText) -> Result<FoundText, png::DecodingError> {
-    let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info()?;
-    if let Some(text) = find(reader.info()) {
-        return Ok(Some(text));
-    }
-    reader.finish()?;
-    Ok(find(reader.info()))
-}
-
-/// The description in any of PNG's kinds of text chunks.
-fn png_parameters(info: &png::Info<'_>) -> FoundText {
-    if let Some(text) = info.uncompressed_latin1_text.iter().find(|text| text.keyword == PARAMETERS) {
-        return Some(Some(text.text.clone()));
-    }
-    if let Some(text) = info.compressed_latin1_text.iter().find(|text| text.keyword == PARAMETERS) {
-        let mut text = text.clone();
-        return Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()).ok());
-    }
-    utf8_text(info, PARAMETERS)
-}
-
-fn png_recipe(info: &png::Info<'_>) -> FoundText {
-    utf8_text(info, KEYWORD)
-}
-
-fn utf8_text(info: &png::Info<'_>, keyword: &str) -> FoundText {
-    let mut text = info.utf8_text.iter().find(|text| text.keyword == keyword).cloned()?;
-    Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()).ok())
+fn png_text(bytes: &[u8], keyword: &str) -> Result<FoundText, String> {
+    Header::read(ImageFormat::Png, bytes)?;
+    Ok(png_chunks::text(bytes, keyword, MAX_TEXT))
 }
 
 impl Error {
@@ -111,13 +80,20 @@ impl Error {
 
 fn jpeg_recipe(bytes: &[u8]) -> FoundText {
     let comments = jpeg::segments(bytes).filter(|segment| segment.marker == jpeg::COMMENT);
-    let parts: Vec<_> = comments.filter_map(|comment| comment.data.strip_prefix(COMMENT_TAG)).collect();
-    (!parts.is_empty()).then(|| String::from_utf8(parts.concat()).ok())
+    let mut parts = comments.filter_map(|comment| comment.data.strip_prefix(COMMENT_TAG)).peekable();
+    parts.peek()?;
+    let mut text = Vec::new();
+    for part in parts {
+        if text.len() + part.len() > MAX_TEXT {
+            return Some(None);
+        }
+        text.extend(part);
+    }
+    Some(String::from_utf8(text).ok())
 }
 
-fn webp_recipe(bytes: &[u8]) -> image::ImageResult<FoundText> {
-    let block = WebPDecoder::new(Cursor::new(bytes))?.exif_metadata()?;
-    Ok(block.and_then(|block| exif::read(&block, KEYWORD)).map(Some))
+fn webp_recipe(bytes: &[u8]) -> FoundText {
+    exif::read(webp::exif(bytes)?, KEYWORD).map(Some)
 }
 
 #[cfg(test)]

@@ -64,6 +64,30 @@ fn with_exif(file: &[u8], width: u32, height: u32, exif: &[u8]) -> Option<Vec<u8
     Some(out)
 }
 
+/// A chunk of a file, without data if the file ends before it does.
+pub(crate) struct Chunk<'a> {
+    pub name: [u8; 4],
+    pub data: Option<&'a [u8]>,
+}
+
+/// Iterates over chunks, to the end of the bytes or the first chunk that is not there as a whole.
+pub(crate) fn chunks(bytes: &[u8]) -> impl Iterator<Item = Chunk<'_>> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let (name, after) = rest.split_first_chunk::<4>()?;
+        let (length, after) = after.split_first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        let data = after.get(..length);
+        rest = after.get(length + length % 2..).unwrap_or_default();
+        Some(Chunk { name: *name, data })
+    })
+}
+
+/// The EXIF block of a file.
+pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
+    chunks(file.get(12..)?).find(|chunk| &chunk.name == b"EXIF")?.data
+}
+
 /// Appends a chunk: its name, its length, its data, and a byte if the length is odd.
 fn chunk(out: &mut Vec<u8>, name: &[u8; 4], data: &[u8]) {
     out.extend(name);

@@ -154,10 +154,9 @@ impl Server {
             return Ok(source.to_owned());
         }
         let bytes = decode(source, "mask")?;
-        let (image, transparency) = {
-            let _memory = self.reserve_decoding(&bytes, "mask")?;
-            kiln_image::from_bytes_with_mask("mask", &bytes).map_err(unreadable)?
-        };
+        // Also for the mask that is made of it.
+        let _memory = self.reserve_decoding(&bytes, "mask")?;
+        let (image, transparency) = kiln_image::from_bytes_with_mask("mask", &bytes).map_err(unreadable)?;
         self.metrics.input_decoded();
         let negative = |mask: &GrayImage| {
             let pixels = mask.pixels().iter().map(|value| 255 - value).collect();
@@ -244,7 +243,7 @@ impl Server {
         let memory = kiln_image::decoding_bytes(role, bytes).map_err(unreadable)?;
         if memory > limits.decoding {
             return too_large(format!(
-                "{} MiB for decoding: it needs {} MiB, as each of its pixels has many bytes",
+                "{} MiB for decoding: it needs {} MiB for its pixels and what lies beside them",
                 limits.decoding >> 20,
                 memory >> 20
             ));

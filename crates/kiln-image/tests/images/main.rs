@@ -3,5 +3,7 @@
 mod common;
 mod decode;
 mod encode;
+mod hostile;
+mod hostile_files;
 mod mutation;
 mod prepare;
