@@ -1,6 +1,7 @@
 // Trainings: pictures with captions, the loss curve, samples, cancel and resume, and using the LoRA at once.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 
 import { openPage, png, startAlone } from "./harness.mjs";
@@ -54,7 +55,7 @@ test("without the operator's leave there is no training", async (page) => {
 });
 
 test("a LoRA is trained from dropped pictures, and used at once", async (_, { browser }) => {
-  const { page, close } = await open(browser);
+  const { page, server, close } = await open(browser);
   try {
     await fill(page, "My fox", 4);
     assert.deepEqual(await page.locator("#train-pictures textarea").evaluateAll((all) => all.map((field) => field.value)), ["a fox on orange", ""]);
@@ -78,6 +79,11 @@ test("a LoRA is trained from dropped pictures, and used at once", async (_, { br
     assert.ok(await page.evaluate(() => document.querySelector("#train").scrollWidth <= document.querySelector("#train").clientWidth), "no sideways scrolling");
     await shot(page, "train-phone");
     await page.setViewportSize({ width: 1200, height: 900 });
+    const download = page.waitForEvent("download");
+    await page.click("#train-download");
+    assert.equal((await download).suggestedFilename(), "My fox.safetensors");
+    const weights = readFileSync(await (await download).path());
+    assert.match(weights.subarray(8, 9 + Number(weights.readBigUInt64LE())).toString(), /^\{.*lora/, "a safetensors file");
     await page.fill("#prompt", "a star");
     await page.click("#train-use");
     await hidden(page, "#train");
@@ -87,6 +93,22 @@ test("a LoRA is trained from dropped pictures, and used at once", async (_, { br
     await steps(page, 2);
     await page.click("#generate");
     await count(page, "#grid li", 1);
+    // Deleted after a question, wherever it is shown.
+    await page.locator("#lora-delete").scrollIntoViewIfNeeded();
+    await shot(page, "lora-tools");
+    await page.dblclick("#lora-delete");
+    await page.waitForTimeout(300);
+    await matches(page, "#loras .name", /^My fox$/);
+    await matches(page, ".toast-text", /Delete the LoRA “My fox”/);
+    await page.locator(".toast-action").first().click();
+    await hidden(page, "#loras-field");
+    await count(page, "#loras li", 0);
+    const { data } = await (await fetch(`${server.address}/v1/loras/details`)).json();
+    assert.deepEqual(data, []);
+    await page.click("#train-open");
+    await page.click("#train-list .entry");
+    await matches(page, "#train-status", /Done/);
+    for (const id of ["#train-use", "#train-download", "#train-lora-delete"]) await hidden(page, id);
   } finally {
     await close();
   }

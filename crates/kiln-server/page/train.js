@@ -27,7 +27,7 @@ let chosen = null;
 function describe(view) {
   const { status, paused, position, preparing, step, steps, loss } = view;
   if (paused) return status === "queued" ? "Waits until no image job is left" : `Paused at step ${step}: image jobs go first`;
-  if (status === "interrupted") return step ? `Stopped at step ${step} of ${steps}, when the server ended. Resume goes on from the last checkpoint.` : "The server ended before the first step.";
+  if (status === "interrupted") return step ? `Stopped at step ${step} of ${steps}, when the server ended. Resume goes on from the last checkpoint, if there is one.` : "The server ended before the first step.";
   if (status === "queued") return position ? `Queued, ${position} ahead` : "Queued";
   if (status === "preparing") return preparing ? `Encoding ${preparing.what}, ${preparing.done} of ${preparing.total}` : "Loading the model";
   const parts = [`Step ${step} of ${steps}`];
