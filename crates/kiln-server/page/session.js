@@ -10,16 +10,18 @@ const LIMIT = 60_000;
 let keyDialog = null;
 /** Ends the dialog. */
 let signedIn = () => {};
+/** Tells the other windows of this browser: the session is theirs, too. */
+const windows = new BroadcastChannel("kiln.session");
 
 /** Tries a key; returns what is wrong, or null. */
 async function signIn(key) {
+  // A header can't hold anything else.
+  if (/[^ -~]/.test(key)) return "Wrong API key.";
   let response;
   try {
     response = await fetch("/v1/session", { method: "POST", headers: { authorization: `Bearer ${key}` }, signal: AbortSignal.timeout(LIMIT) });
   } catch (error) {
-    if (error.name === "TimeoutError") return "The server does not answer. Try again.";
-    // Not even a header can hold it.
-    return error.message.includes("headers") ? "Wrong API key." : "The server can't be reached. Try again.";
+    return error.name === "TimeoutError" ? "The server does not answer. Try again." : "The server can't be reached. Try again.";
   }
   if (response.ok) return null;
   if (response.status === 401) return "Wrong API key.";
@@ -49,6 +51,7 @@ export function askForKey() {
       $("key-wrong").textContent = wrong ?? "";
       if (wrong) return $("key").select();
       showSignOut(true);
+      windows.postMessage("signed in");
       signedIn();
     };
     dialog.oncancel = (event) => event.preventDefault();
@@ -76,10 +79,8 @@ async function signOut(call, sure = false) {
 export function listen(call) {
   showSignOut(memory.get("signed-in") === true);
   $("sign-out").onclick = () => trying(() => signOut(call));
-  // Another window of this browser has signed in: its session is this window's, too.
-  addEventListener("storage", ({ key, newValue }) => {
-    if (key !== "kiln.signed-in" || newValue !== "true") return;
+  windows.onmessage = () => {
     showSignOut(true);
     if (keyDialog) signedIn();
-  });
+  };
 }
