@@ -1,6 +1,7 @@
 // Messages and connections: a server that does not answer is noticed, and no message replaces another.
 
 import assert from "node:assert/strict";
+import { randomBytes } from "node:crypto";
 
 import { openPage, png, startServer } from "./harness.mjs";
 import { count, generate, hidden, isInView, matches, running, shot, submit, test, violations, visible } from "./steps.mjs";
@@ -56,6 +57,33 @@ test("a job whose server stops answering says so, and goes on with it", async (_
     await hidden(page, "#working");
   } finally {
     server.thaw();
+    await context.close();
+    await server.stop();
+  }
+});
+
+test("a slow upload tells its progress and is not given up", async (_, { browser }) => {
+  const server = await startServer();
+  const context = await browser.newContext();
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    const session = await context.newCDPSession(page);
+    const speed = (uploadThroughput) => session.send("Network.emulateNetworkConditions", { offline: false, latency: 0, downloadThroughput: -1, uploadThroughput });
+    await session.send("Network.enable");
+    await speed(100_000);
+    // Random bytes behind the image: nothing shrinks them.
+    const buffer = Buffer.concat([png(64, 64, [200, 0, 0]), randomBytes(1_200_000)]);
+    await page.setInputFiles("#files", [{ name: "large.png", mimeType: "image/png", buffer }]);
+    await matches(page, "#inputs-status", /Uploading “large\.png”, [1-9]\d* %/);
+    // Longer than the server may be silent.
+    await page.waitForTimeout(7000);
+    await visible(page, "#inputs-status");
+    await hidden(page, "#offline");
+    await speed(-1);
+    await count(page, "#references li", 1);
+    await hidden(page, "#alerts .alert");
+  } finally {
     await context.close();
     await server.stop();
   }
