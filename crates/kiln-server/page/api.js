@@ -10,6 +10,8 @@ memory.set("client", client);
 const PATIENCE = 5000;
 /** The longest waits, in ms: for an answer of a server that is alive, of one that was away, and for one that is away. */
 const [LIMIT, RETURN, AWAY] = [60_000, 10_000, 20_000];
+/** The longest time for a file, in ms. */
+const FILE = 600_000;
 /** Answers of a server, or of a proxy before it, that has no time at the moment. */
 const BUSY = [429, 502, 503, 504];
 /** Pauses before a call is repeated, in ms; there are no more repetitions. */
@@ -80,7 +82,7 @@ function refusal({ status, statusText, body }) {
  * if the connection breaks; those with `once` only if the server is there. `read` names the form of the answer, `limit`
  * the longest wait for it, `by` another way to send it.
  */
-export async function call(path, { again = false, once = false, limit = LIMIT, read = "json", by = exchange, ...options } = {}) {
+export async function call(path, { again = false, once = false, read = "json", limit = read === "blob" ? FILE : LIMIT, by = exchange, ...options } = {}) {
   const isRead = !options.method || options.method === "GET" || options.method === "HEAD";
   const sent = { ...options, limit, read, headers: { "x-client-id": client, ...options.headers } };
   for (let attempt = 0; ; attempt++) {
