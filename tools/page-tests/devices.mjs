@@ -31,6 +31,26 @@ test("the page is accessible in dark and light themes, on a desktop and on a pho
   await page.setViewportSize({ width: 1360, height: 900 });
 });
 
+test("everything fits on the narrowest phone", async (_, { browser, server }) => {
+  const context = await browser.newContext({ viewport: { width: 320, height: 640 } });
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    // As on a server with keys that trains, with a long queue.
+    await page.evaluate(() => {
+      for (const id of ["train-open", "sign-out"]) document.getElementById(id).hidden = false;
+      document.getElementById("train-open").textContent = "Train 100 %";
+      document.getElementById("queue-status").textContent = "123 jobs";
+    });
+    await shot(page, "narrow");
+    const wide = await page.evaluate(() => [...document.querySelectorAll("body *")].filter((e) => e.offsetParent && e.getBoundingClientRect().right > innerWidth).map((e) => e.id || e.tagName));
+    assert.deepEqual(wide, []);
+    assert.deepEqual(await violations(page), []);
+  } finally {
+    await context.close();
+  }
+});
+
 test("on a phone the image is in sight while it is generated, and after", async (_, { browser, server }) => {
   const context = await browser.newContext({ viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true, colorScheme: "light" });
   try {
