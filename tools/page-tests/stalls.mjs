@@ -62,6 +62,31 @@ test("a job whose server stops answering says so, and goes on with it", async (_
   }
 });
 
+test("a job whose answer is lost on the way is one job", async (_, { browser }) => {
+  const server = await startServer();
+  const context = await browser.newContext();
+  try {
+    const page = await openPage(context, server.address);
+    await page.waitForSelector("[data-ready]");
+    let posts = 0;
+    await page.route(/\/v1\/jobs\?/, async (route) => {
+      posts += 1;
+      if (posts > 1) return route.continue();
+      await route.fetch();
+      return route.abort("connectionreset");
+    });
+    await submit(page, "a cat", 3);
+    await count(page, "#grid li", 1);
+    await hidden(page, "#alerts .alert");
+    assert.equal(posts, 2);
+    const { data } = await (await fetch(`${server.address}/v1/jobs`)).json();
+    assert.equal(data.length, 1);
+  } finally {
+    await context.close();
+    await server.stop();
+  }
+});
+
 test("a slow upload tells its progress and is not given up", async (_, { browser }) => {
   const server = await startServer();
   const context = await browser.newContext();
