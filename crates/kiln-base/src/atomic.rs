@@ -3,6 +3,7 @@
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use tempfile::NamedTempFile;
 
@@ -23,6 +24,14 @@ pub struct AtomicFile {
     file: NamedTempFile,
     target: PathBuf,
     permissions: Option<Permissions>,
+    before: Option<FileVersion>,
+}
+
+/// What tells whether a file was written meanwhile.
+type FileVersion = (u64, Option<SystemTime>);
+
+fn version(path: &Path) -> Option<FileVersion> {
+    fs::metadata(path).ok().map(|found| (found.len(), found.modified().ok()))
 }
 
 impl AtomicFile {
@@ -44,7 +53,8 @@ impl AtomicFile {
         };
         let folder =
             target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Ok(AtomicFile { file: temporary_file(folder)?, target, permissions })
+        let before = version(&target);
+        Ok(AtomicFile { file: temporary_file(folder)?, target, permissions, before })
     }
 
     /// Starts a file that only its owner can read, whatever the permissions of an existing file are.
@@ -68,6 +78,24 @@ impl AtomicFile {
     pub fn commit(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         self.commit_unsynced()
+    }
+
+    /// [`commit`](AtomicFile::commit), unless another process has written the file since it was started: its work is not lost.
+    pub fn commit_unless_changed(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        let written =
+            || io::Error::new(io::ErrorKind::AlreadyExists, "another process has written it meanwhile");
+        if version(&self.target) != self.before {
+            return Err(written());
+        }
+        if self.before.is_some() {
+            return self.commit_unsynced();
+        }
+        match self.file.persist_noclobber(&self.target) {
+            Ok(_) => Ok(()),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(written()),
+            Err(error) => Err(error.error),
+        }
     }
 
     /// Gives the file its name without waiting for the disk: a power cut may lose it.
@@ -109,6 +137,30 @@ mod tests {
         file.file().write_all(b"half").unwrap();
         drop(file);
         assert!(names(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn what_another_process_wrote_meanwhile_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let start = |bytes: &[u8]| {
+            let mut file = AtomicFile::create(&path).unwrap();
+            file.file().write_all(bytes).unwrap();
+            file
+        };
+        let (first, second) = (start(b"first"), start(b"second"));
+        first.commit_unless_changed().unwrap();
+        let error = second.commit_unless_changed().unwrap_err();
+        assert_eq!(
+            (error.kind(), fs::read(&path).unwrap()),
+            (io::ErrorKind::AlreadyExists, b"first".to_vec())
+        );
+        // A file that was there before is replaced once.
+        let (third, fourth) = (start(b"the third"), start(b"4"));
+        third.commit_unless_changed().unwrap();
+        assert!(fourth.commit_unless_changed().is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"the third");
+        assert_eq!(names(folder.path()), ["a.gguf"]);
     }
 
     #[test]

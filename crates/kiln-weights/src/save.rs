@@ -39,7 +39,7 @@ pub fn save(
         .map(|(name, t)| TensorSpec { name: (*name).to_owned(), dtype: t.dtype(), shape: t.shape().clone() })
         .collect();
     let mut next = tensors.iter();
-    stream(path, &plan, metadata, &mut |_| match next.next() {
+    write_tensors(path.as_ref(), &plan, metadata, AtomicFile::commit, &mut |_| match next.next() {
         Some((_, tensor)) => Ok(tensor.clone()),
         None => unreachable!("as many as were planned"),
     })
@@ -69,14 +69,26 @@ impl TensorSpec {
 }
 
 /// [`save`] for tensors that don't fit into memory together: calls `tensor` for each in the order of the plan, and writes the
-/// result before the next.
+/// result before the next. A file that another process writes meanwhile is an error, and stays.
 pub fn stream(
     path: impl AsRef<Path>,
     plan: &[TensorSpec],
     metadata: &BTreeMap<String, String>,
     tensor: &mut dyn FnMut(&TensorSpec) -> Result<HostTensor>,
 ) -> Result<()> {
-    let path = path.as_ref();
+    write_tensors(path.as_ref(), plan, metadata, AtomicFile::commit_unless_changed, tensor)
+}
+
+/// How a written file gets its name.
+pub(crate) type Commit = fn(AtomicFile) -> io::Result<()>;
+
+fn write_tensors(
+    path: &Path,
+    plan: &[TensorSpec],
+    metadata: &BTreeMap<String, String>,
+    commit: Commit,
+    tensor: &mut dyn FnMut(&TensorSpec) -> Result<HostTensor>,
+) -> Result<()> {
     let mut names = BTreeSet::from([METADATA]);
     if let Some(TensorSpec { name, .. }) = plan.iter().find(|spec| !names.insert(&spec.name)) {
         let reason = if name == METADATA { "the name is reserved" } else { "the name is given twice" };
@@ -84,7 +96,7 @@ pub fn stream(
     }
     let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
     let (header, starts) = layout(plan, metadata).ok_or_else(|| io(io::ErrorKind::FileTooLarge.into()))?;
-    write_with(path, &mut |out| {
+    write_with(path, commit, &mut |out| {
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         out.write_all(header.as_bytes()).map_err(io)?;
         let data_start = 8 + header.len() as u64;
@@ -106,14 +118,18 @@ pub fn stream(
 }
 
 /// Creates a file atomically from what `write` writes to it; on an error nothing is left behind.
-pub(crate) fn write_with(path: &Path, write: &mut dyn FnMut(&mut File) -> Result<()>) -> Result<()> {
+pub(crate) fn write_with(
+    path: &Path,
+    commit: Commit,
+    write: &mut dyn FnMut(&mut File) -> Result<()>,
+) -> Result<()> {
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         return Err(Error::NotAFile { file: path.to_owned() });
     }
     let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
     let mut file = AtomicFile::create(path).map_err(io)?;
     write(file.file())?;
-    file.commit().map_err(io)
+    commit(file).map_err(io)
 }
 
 /// The JSON header, and the offset of each tensor after it; `None` if they are more than a file can hold.
@@ -143,4 +159,25 @@ fn layout(plan: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Option<(S
     // The data starts at a multiple of 8 bytes.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
     Some((text, starts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_another_process_writes_meanwhile_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let plan = [TensorSpec { name: "x".into(), dtype: DType::F32, shape: [2].into() }];
+        let mut others = || {
+            fs::write(&path, b"another's").unwrap();
+            Ok(HostTensor::zeros([2]))
+        };
+        let error = stream(&path, &plan, &BTreeMap::new(), &mut |_| others()).unwrap_err().to_string();
+        assert!(error.contains("another process has written it"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"another's");
+        stream(&path, &plan, &BTreeMap::new(), &mut |_| Ok(HostTensor::zeros([2]))).unwrap();
+        assert!(fs::read(&path).unwrap().len() > 9);
+    }
 }

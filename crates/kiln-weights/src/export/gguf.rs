@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
+use kiln_base::AtomicFile;
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
@@ -28,7 +29,7 @@ pub(super) fn write(
 ) -> Result<u64> {
     let io = |source| Error::Io { doing: "write", file: out.to_owned(), source };
     let (header, sizes) = header(out, plan, source, options)?;
-    write_with(out, &mut |file| {
+    write_with(out, AtomicFile::commit_unless_changed, &mut |file| {
         file.write_all(&header).map_err(io)?;
         for (planned, size) in plan.iter().zip(&sizes) {
             let converted = exporter.convert(planned)?;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::Path;
 
+use kiln_base::AtomicFile;
 use kiln_tensor::packed::{BlockScales, Format};
 use kiln_tensor::{DType, HostTensor, Shape};
 use serde_json::json;
@@ -60,7 +61,9 @@ pub(super) fn write_shards(
     let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
     let path = folder.join(format!("{stem}.safetensors.index.json"));
     let io = |source| Error::Io { doing: "write", file: path.clone(), source };
-    write_with(&path, &mut |file| file.write_all(format!("{index:#}\n").as_bytes()).map_err(io))?;
+    write_with(&path, AtomicFile::commit, &mut |file| {
+        file.write_all(format!("{index:#}\n").as_bytes()).map_err(io)
+    })?;
     Ok(total)
 }
 
