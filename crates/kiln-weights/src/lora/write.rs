@@ -2,7 +2,8 @@
 //!
 //! Black Forest Labs' names fuse q, k and v of a double block. Their three updates become one of the summed rank: the first
 //! matrices below each other, the second ones along a diagonal, which is the same update. ai-toolkit's files have no alpha,
-//! and diffusers refuses them with one: there the second matrix has the scale.
+//! and diffusers refuses them with one: there the second matrix has the scale. diffusers refuses a LoKr with an alpha under
+//! its own names, too: there the first factor has the scale.
 
 use std::collections::BTreeMap;
 
@@ -44,6 +45,8 @@ pub type LoraContents = (Vec<(String, HostTensor)>, BTreeMap<String, String>);
 const DOWN: &str = "lora_A.weight";
 const UP: &str = "lora_B.weight";
 const MAGNITUDE: &str = "lora_magnitude_vector";
+/// The first factor of a LoKr.
+const KRONECKER: &str = "lokr_w1";
 
 /// Names the tensors of a file and converts them to `dtype`. The error says why an adapter can't be written with these
 /// names.
@@ -59,10 +62,11 @@ pub fn lora_contents(
         for module in modules {
             let name = |tensor: &str| format!("transformer.{}.{tensor}", module.layer);
             for (tensor, values) in &module.tensors {
-                tensors.push((name(tensor), convert(values, dtype)?));
-            }
-            if !is_lora {
-                tensors.push((name("alpha"), number(module.alpha)?));
+                let scaled = match tensor.as_str() {
+                    KRONECKER => Some(scale_by(values, module.alpha / module.rank as f32)?),
+                    _ => None,
+                };
+                tensors.push((name(tensor), convert(scaled.as_ref().unwrap_or(values), dtype)?));
             }
         }
         if is_lora {
@@ -210,6 +214,12 @@ fn swap_halves(mut values: Vec<f32>, view: &View, width: usize) -> Vec<f32> {
     values
 }
 
+fn scale_by(values: &HostTensor, factor: f32) -> Result<HostTensor, String> {
+    let text = |error: kiln_tensor::Error| error.to_string();
+    let scaled = values.to_f32().map_err(text)?.iter().map(|value| value * factor).collect();
+    HostTensor::from_f32(values.shape().clone(), scaled).map_err(text)
+}
+
 fn convert(values: &HostTensor, dtype: DType) -> Result<HostTensor, String> {
     values.to_dtype(dtype).map_err(|error| error.to_string())
 }
@@ -301,10 +311,14 @@ mod tests {
             ("lokr_w1".to_owned(), tensor(2, 2, 1)),
             ("lokr_w2".to_owned(), tensor(3, 3, 2)),
         ]);
-        let modules =
-            [TrainedModule { layer: "transformer_blocks.0.attn.to_q".into(), rank: 1, alpha: 1.0, tensors }];
+        let layer = "transformer_blocks.0.attn.to_q".to_owned();
+        let modules = [TrainedModule { layer, rank: 4, alpha: 2.0, tensors }];
         assert!(lora_contents(&modules, LoraNaming::Kohya, DType::F32).is_err());
         let (tensors, metadata) = lora_contents(&modules, LoraNaming::Diffusers, DType::F32).unwrap();
-        assert_eq!((tensors.len(), metadata.len()), (3, 0));
+        // diffusers accepts only keys of factors, and takes the scale for 1.
+        let names: Vec<&str> = tensors.iter().map(|(name, _)| name.rsplit('.').next().unwrap()).collect();
+        assert_eq!((&names[..], metadata.len()), (&["lokr_w1", "lokr_w2"][..], 0));
+        let halved: Vec<f32> = tensor(2, 2, 1).to_f32().unwrap().iter().map(|value| value / 2.0).collect();
+        assert_eq!(tensors[0].1.to_f32().unwrap()[..], halved);
     }
 }
