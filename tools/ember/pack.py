@@ -1,7 +1,7 @@
 """Quantizes the weights to int8 with one scale per output row, and writes the single file that ships.
 
 `pack.py FOLDER OUT` reads a diffusers folder (see `export.py`) and writes tensors `transformer.…`, `text_encoder.…`, `vae.…`.
-A matrix or kernel is I8 with `<name>_scale` F32 `[rows]`, value = int8 · scale rounded to bf16 (as Kiln dequantizes them). Vectors stay F32, the listed layers BF16.
+A matrix or kernel is I8 with `<name>_scale` F32 `[rows]`, value = int8 · scale. Vectors stay F32, the listed layers BF16.
 The configurations, the tokenizer and a short model card are stored in the header.
 """
 
@@ -39,7 +39,7 @@ def quantize(weight):
 
 
 def dequantize(values, scale):
-    return (values.float() * scale.float().view(-1, *(1,) * (values.ndim - 1))).bfloat16().float()
+    return values.float() * scale.float().view(-1, *(1,) * (values.ndim - 1))
 
 
 def packed(part, state):
