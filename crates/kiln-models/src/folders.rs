@@ -3,12 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::location::{EMBER_BASE, ModelLocation};
+use crate::location::ModelLocation;
 use crate::open::not_a_model;
 use crate::{cache, ember};
 
-/// The file of [`EMBER_BASE`] in the repository.
-const EMBER_BASE_FILE: &str = "assets/ember/ember-base.safetensors";
 const EXTENSION: &str = ".safetensors";
 /// Extensions that a name may leave out; the first one wins.
 const EXTENSIONS: [&str; 3] = [EXTENSION, ".gguf", ".toml"];
@@ -69,15 +67,17 @@ impl ModelFolders {
 
     fn resolve_name(&self, model: &Path) -> Result<ModelLocation> {
         // First, so that a recipe means the same in every folder; `./ember` is a path.
-        if model == Path::new(ember::NAME) && ember::file().is_some() {
-            return Ok(ModelLocation::BuiltIn);
+        match model.to_str().filter(|name| ember::is_built_in(name)) {
+            Some(ember::BASE) => return Ok(ModelLocation::BuiltInBase),
+            Some(_) => return Ok(ModelLocation::BuiltIn),
+            None => {}
         }
         let name = model.to_str().filter(|name| !name.is_empty() && !name.contains(std::path::is_separator));
         if is_model(model) {
             return Ok(ModelLocation::Path(model.to_path_buf()));
         }
         let named = name.and_then(|name| {
-            let path = self.find(name).or_else(|| ember_base().filter(|_| name == EMBER_BASE))?;
+            let path = self.find(name)?;
             Some((self.shortest_name(name, &path), path))
         });
         let pulled = || if model.exists() { None } else { cache::find_pulled(model) };
@@ -91,10 +91,10 @@ impl ModelFolders {
         }
     }
 
-    /// Lists every model that has a name. Names never lead outside the models folders and the Hugging Face cache.
+    /// Lists every model that has a name, but for [`ember::BASE`], which is there to be trained. Names never lead outside the models folders and the Hugging Face cache.
     pub fn all(&self) -> Vec<(String, ModelLocation)> {
         let built_in = ember::file().map(|_| (ember::NAME.to_owned(), ModelLocation::BuiltIn));
-        let local = self.list().into_iter().filter(|(name, _)| name != ember::NAME || built_in.is_none());
+        let local = self.list().into_iter().filter(|(name, _)| !ember::is_built_in(name));
         let pulled = cache::installed(false).into_iter().filter(|model| !model.incomplete);
         let pulled = pulled.flat_map(|model| model.models()).map(|model| (model.name.short(), model.path));
         let named =
@@ -102,15 +102,16 @@ impl ModelFolders {
         named.chain(built_in.clone()).collect()
     }
 
-    /// Returns whether a text is the name of the built-in model or of one in the models folders.
+    /// Returns whether a text is the name of a built-in model or of one in the models folders.
     pub fn is_named(&self, name: &str) -> bool {
         self.names().iter().any(|known| known == name)
     }
 
-    /// Lists the names of the built-in model and of those in the models folders.
+    /// Lists the names of the built-in models and of those in the models folders.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.list().into_iter().map(|(name, _)| name).collect();
-        names.extend(ember::file().map(|_| ember::NAME.to_owned()));
+        let built_in = [ember::NAME, ember::BASE].into_iter().filter(|name| ember::is_built_in(name));
+        names.extend(built_in.map(str::to_owned));
         names.sort();
         names.dedup();
         names
@@ -161,10 +162,7 @@ impl ModelFolders {
         let folder =
             first.map_or_else(|| "the folder set by KILN_MODELS".into(), |f| format!("`{}`", f.display()));
         let hint = match name {
-            Some(EMBER_BASE) => format!(
-                "Ember's undistilled variant is not built in: copy {EMBER_BASE_FILE} of Kiln's repository into \
-                 {folder} or next to the program"
-            ),
+            Some(ember::BASE) => "this build has no built-in model: build with the feature `ember`".into(),
             Some(ember::NAME) => format!(
                 "this build has no built-in model: build with the feature `ember`, or put {}{EXTENSION} into {folder}",
                 ember::NAME
@@ -199,14 +197,6 @@ fn is_model(path: &Path) -> bool {
         || ["model_index.json", "model.toml"].iter().any(|name| path.join(name).is_file())
         || path.join("snapshots").is_dir()
         || entries().any(|entry| weights(&entry.file_name().to_string_lossy()))
-}
-
-/// Finds Ember base beside the program, or in the repository that the program was built in.
-fn ember_base() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?;
-    let beside = program.with_file_name(format!("{EMBER_BASE}{EXTENSION}"));
-    let above = program.ancestors().skip(1).take(4).map(|folder| folder.join(EMBER_BASE_FILE));
-    std::iter::once(beside).chain(above).find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -260,17 +250,21 @@ mod tests {
         let message = |name: &str| text(folders.resolve(Some(Path::new(name))).unwrap_err());
         assert!(message("fox-larg").contains("nearest: fox-large"), "{}", message("fox-larg"));
         assert!(message("quite-another").contains("known: ") && message("quite-another").contains("hen"));
-        let base = text(folders.not_found(Path::new(EMBER_BASE), Some(EMBER_BASE)));
-        let folder = folders.paths()[0].display().to_string();
-        assert!(base.contains("assets/ember") && base.contains(&folder), "{base}");
+        let base = text(folders.not_found(Path::new(ember::BASE), Some(ember::BASE)));
+        assert!(base.contains("the feature `ember`"), "{base}");
         assert!(message("no/such/folder").contains("diffusers download"));
     }
 
     #[test]
-    fn the_built_in_model_is_found_by_its_name_only() {
+    fn built_in_models_are_found_by_their_names_only() {
         let folders = ModelFolders { paths: Vec::new() };
-        let location = folders.resolve(Some(Path::new("ember")));
-        assert_eq!(location.is_ok(), ember::file().is_some());
+        for (name, expected) in
+            [(ember::NAME, ModelLocation::BuiltIn), (ember::BASE, ModelLocation::BuiltInBase)]
+        {
+            let location = folders.resolve(Some(Path::new(name))).ok();
+            assert_eq!(location, ember::file().map(|_| expected), "{name}");
+            assert_eq!(folders.is_named(name), ember::file().is_some(), "{name}");
+        }
         assert!(folders.resolve(Some(Path::new("./ember"))).is_err());
         assert_eq!(folders.resolve(None).is_ok(), ember::file().is_some());
     }

@@ -32,6 +32,6 @@ pub mod values;
 
 pub use error::{Error, Result};
 pub use folders::ModelFolders;
-pub use location::{EMBER_BASE, ModelLocation};
+pub use location::ModelLocation;
 pub use open::{not_a_model, open_with};
 pub use pull::{cache_settings, download_settings, known, pull, require_no_terms, terms};

@@ -6,17 +6,16 @@ use kiln_engine::{ComponentPaths, Model};
 use kiln_weights::WeightSource;
 
 use crate::error::{Error, Result};
-use crate::open::{open_with, opened};
+use crate::open::{open_delta, open_with, opened};
 use crate::{cache, ember};
-
-/// The undistilled variant of Ember, which is not built in but stored as its difference from Ember.
-pub const EMBER_BASE: &str = "ember-base";
 
 /// Where an existing model is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelLocation {
-    /// In the binary.
+    /// Ember, in the binary.
     BuiltIn,
+    /// Ember's undistilled variant, in the binary.
+    BuiltInBase,
     /// In the models folder or the Hugging Face cache, under this name.
     Named {
         /// Its shortest name.
@@ -39,14 +38,22 @@ impl ModelLocation {
         let model = match self {
             ModelLocation::Named { name, path } => open_with(path, &cache::with_companions(name, components)),
             ModelLocation::Path(path) => open_with(path, components),
-            ModelLocation::BuiltIn if !components.is_empty() => Err(Error::usage(
-                "the built-in model can't be combined with components of another model",
-                "choose a model with -m, or give its transformer with --transformer",
-            )),
+            ModelLocation::BuiltIn | ModelLocation::BuiltInBase if !components.is_empty() => {
+                Err(Error::usage(
+                    "the built-in model can't be combined with components of another model",
+                    "choose a model with -m, or give its transformer with --transformer",
+                ))
+            }
             ModelLocation::BuiltIn => {
                 let source = WeightSource::from_bytes(ember::NAME, ember::file().unwrap_or_default());
                 let model = source.map_err(kiln_engine::Error::from).and_then(Model::from_packed);
                 opened(model, "opening the built-in model", None)
+            }
+            ModelLocation::BuiltInBase => {
+                match WeightSource::from_bytes(ember::BASE, ember::base_file().unwrap_or_default()) {
+                    Ok(delta) => open_delta(&delta, components),
+                    Err(error) => opened(Err(error.into()), "opening the built-in model", None),
+                }
             }
         };
         let mut model = model?;
@@ -54,10 +61,10 @@ impl ModelLocation {
         Ok(model)
     }
 
-    /// Returns the path, unless it is the built-in model.
+    /// Returns the path, unless it is a built-in model.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            ModelLocation::BuiltIn => None,
+            ModelLocation::BuiltIn | ModelLocation::BuiltInBase => None,
             ModelLocation::Named { path, .. } | ModelLocation::Path(path) => Some(path),
         }
     }
@@ -77,6 +84,7 @@ impl ModelLocation {
     pub fn name(&self) -> Option<String> {
         match self {
             ModelLocation::BuiltIn => Some(ember::NAME.into()),
+            ModelLocation::BuiltInBase => Some(ember::BASE.into()),
             ModelLocation::Named { name, .. } => Some(name.clone()),
             ModelLocation::Path(_) => None,
         }

@@ -46,7 +46,7 @@ pub(crate) fn opened(model: kiln_engine::Result<Model>, doing: &str, hint: Optio
 }
 
 /// Opens a model that is stored as its difference from the built-in one.
-fn open_delta(delta: &WeightSource, components: &ComponentPaths) -> Result<Model> {
+pub(crate) fn open_delta(delta: &WeightSource, components: &ComponentPaths) -> Result<Model> {
     let path = delta.path().display();
     if !components.is_empty() {
         let what = format!("`{path}` can't be combined with components of another model");

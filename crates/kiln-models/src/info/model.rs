@@ -48,7 +48,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description> {
         describer.describe(component, sizes)
     });
     let (kind, within) = match location {
-        ModelLocation::BuiltIn => ("built-in model", "in the program"),
+        ModelLocation::BuiltIn | ModelLocation::BuiltInBase => ("built-in model", "in the program"),
         ModelLocation::Named { path, .. } | ModelLocation::Path(path) if path.is_file() => {
             ("model in one file", "in the file")
         }

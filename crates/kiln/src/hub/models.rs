@@ -28,7 +28,7 @@ struct ListedModel {
 }
 
 pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
-    let mut list: Vec<ListedModel> = built_in().into_iter().collect();
+    let mut list = built_in();
     list.extend(models::folders().list().into_iter().filter_map(local_model));
     let installed = cache::installed(args.all);
     // Revisions of a repository share their files.
@@ -46,14 +46,18 @@ pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
     crate::print(text.as_bytes())
 }
 
-fn built_in() -> Option<ListedModel> {
-    let (name, bytes) = (ember::NAME.into(), ember::file()?.len() as u64);
-    Some(ListedModel { name, bytes, location: "built in".into(), note: String::new() })
+fn built_in() -> Vec<ListedModel> {
+    let files = [(ember::NAME, ember::file(), ""), (ember::BASE, ember::base_file(), "for training")];
+    let listed = files.into_iter().filter_map(|(name, file, note)| {
+        let (name, bytes, location) = (name.into(), file?.len() as u64, "built in".into());
+        Some(ListedModel { name, bytes, location, note: note.into() })
+    });
+    listed.collect()
 }
 
-/// Describes a model in the models folder. The built-in model hides one of its name.
+/// Describes a model in the models folder. A built-in model hides one of its name.
 fn local_model((name, path): (String, PathBuf)) -> Option<ListedModel> {
-    let hidden = name == ember::NAME && ember::file().is_some();
+    let hidden = ember::is_built_in(&name);
     let location = path.display().to_string();
     let model = || ListedModel { note: note(&name, &path), bytes: size(&path), location, name };
     (!hidden).then(model)

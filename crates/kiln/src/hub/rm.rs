@@ -68,7 +68,7 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
 }
 
 fn find(text: &str) -> Result<RemovableModel, CliError> {
-    if text == ember::NAME && ember::file().is_some() {
+    if ember::is_built_in(text) {
         return Err(CliError::usage("Ember is built in and can't be removed")
             .hint("`kiln models` lists the models that can"));
     }

@@ -66,6 +66,7 @@ impl ModelCatalogue {
         crate::hints::refuse_ambiguous(&model, args.vae.is_some())?;
         let name = match &location {
             ModelLocation::BuiltIn => ember::NAME.to_owned(),
+            ModelLocation::BuiltInBase => ember::BASE.to_owned(),
             ModelLocation::Named { name, .. } => name.clone(),
             ModelLocation::Path(path) => {
                 let full = std::path::absolute(path).unwrap_or_else(|_| path.clone());
@@ -171,10 +172,11 @@ impl ModelCatalogue {
     }
 }
 
-/// Returns a key that identifies a model: its path, or the built-in model's name.
+/// Returns a key that identifies a model: its path, or a built-in model's name.
 fn model_key(location: &ModelLocation) -> PathBuf {
     match location {
         ModelLocation::BuiltIn => PathBuf::from(ember::NAME),
+        ModelLocation::BuiltInBase => PathBuf::from(ember::BASE),
         ModelLocation::Named { path, .. } | ModelLocation::Path(path) => path.clone(),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use kiln_engine::{Device, Model, Session};
-use kiln_models::{EMBER_BASE, ModelLocation, ember};
+use kiln_models::{ModelLocation, ember};
 use kiln_server::{
     Catalogue as _, JobError, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd,
     TrainingFiles, TrainingOrder, TrainingProgress, TrainingTask,
@@ -61,8 +61,8 @@ impl ServerTrainer {
 
     /// The model of this name and its location.
     fn open(&self, name: &str) -> Result<(ModelLocation, Arc<Model>), JobError> {
-        if name == EMBER_BASE && self.models.find(Some(name)).is_none() {
-            let location = models::resolve(Some(Path::new(EMBER_BASE)));
+        if name == ember::BASE && self.models.find(Some(name)).is_none() {
+            let location = models::resolve(Some(Path::new(ember::BASE)));
             let opened = location.and_then(|location| Ok((location.open()?, location)));
             let (model, location) = opened.map_err(job_error)?;
             return Ok((location, Arc::new(model)));
@@ -79,6 +79,7 @@ impl ServerTrainer {
             ModelLocation::Named { name, .. } => name.into(),
             ModelLocation::Path(path) => path.clone(),
             ModelLocation::BuiltIn => ember::NAME.into(),
+            ModelLocation::BuiltInBase => ember::BASE.into(),
         };
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let (pictures, folder) = (absolute(pictures), absolute(folder));
@@ -169,8 +170,8 @@ impl Trainer for ServerTrainer {
     fn models(&self) -> Vec<TrainableModel> {
         let listed = self.models.models();
         let mut names: Vec<&str> = listed.iter().map(|model| model.name.as_str()).collect();
-        if !names.contains(&EMBER_BASE) {
-            names.push(EMBER_BASE);
+        if ember::is_built_in(ember::BASE) && !names.contains(&ember::BASE) {
+            names.push(ember::BASE);
         }
         let trainable = |name: &&str| {
             let (_, model) = self.open(name).ok().filter(|(_, model)| check_variant(model).is_ok())?;

@@ -44,8 +44,6 @@ fn prepare(sandbox: &Sandbox, base: &Sandbox, page: &str) {
     fs::create_dir_all(sandbox.path("models")).unwrap();
     symlink(sandbox.model(), sandbox.path("models/klein-4b")).unwrap();
     symlink(base.model(), models.join("klein-base-4b")).unwrap();
-    let ember_base = root().join("assets/ember/ember-base.safetensors").canonicalize().unwrap();
-    symlink(ember_base, models.join("ember-base.safetensors")).unwrap();
     let lora = testdata().join("tiny/lora/lora_diffusers.safetensors");
     for name in ["ink.safetensors", "grain.safetensors"] {
         fs::copy(&lora, sandbox.path(name)).unwrap();
