@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+mod file_lock;
 pub mod folders;
 mod free_space;
 mod hex;
@@ -24,6 +25,7 @@ mod sync;
 mod temporary;
 
 pub use atomic::{AtomicFile, write_atomic};
+pub use file_lock::{FileLock, lock_file};
 pub use free_space::free_space;
 pub use hex::hex;
 pub use identity::{FileIdentity, program_identity};

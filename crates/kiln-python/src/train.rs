@@ -153,8 +153,8 @@ fn run(
         overwrite: options.overwrite,
         machine: machine.clone(),
     };
-    job.prepare_files(&job.check()?)?;
-    job.run(&mut watcher)
+    let lock = job.prepare_files(&job.check()?)?;
+    job.run(lock, &mut watcher)
 }
 
 /// Defaults with some values replaced; an unknown name is an error.
@@ -182,7 +182,16 @@ fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Engine(error) => errors::engine(py, error, true),
         Error::Data { what, hint } => errors::exception(py, Kind::Request, what.clone(), hint.clone()),
-        Error::Settings(_) | Error::Example(_) => errors::request(py, error.to_string()),
+        Error::Diverged { what, saved } => {
+            let hint = match saved {
+                Some(step) => format!("continue from step {step} with resume=True and a lower lr (a third)"),
+                None => "start again with a lower lr (a third) or a longer warm-up".into(),
+            };
+            errors::exception(py, Kind::Other, what.clone(), Some(hint))
+        }
+        Error::Settings(_) | Error::Example(_) | Error::InUse { .. } => {
+            errors::request(py, error.to_string())
+        }
         error => errors::exception(py, Kind::Other, error.to_string(), None),
     }
 }

@@ -1,7 +1,8 @@
 //! The state of a training on the disk, from which it continues bit for bit.
 //!
 //! One safetensors file, replaced as a whole: after a crash it is the last state or the one before, never a mixture. Its
-//! metadata say what the state belongs to; a resumed training must have the same model, data and settings.
+//! metadata say what the state belongs to; a resumed training must have the same model, data and settings, but for those
+//! that only change the steps to come.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,31 +33,71 @@ pub struct RunRecord {
     pub settings: TrainSettings,
 }
 
+/// Settings that a resumed training may change: the length and height of its steps, and how the model is multiplied.
+const CHANGEABLE: [&str; 4] =
+    ["settings.learning_rate.", "settings.max_grad_norm", "settings.bf16", "settings.base"];
+
 impl RunRecord {
-    /// Returns what differs from the training that a state was saved by.
-    fn difference(&self, saved: &RunRecord) -> Option<String> {
+    /// Returns what differs from the training that a state was saved by: first a difference that forbids to resume it,
+    /// then those that don't.
+    fn differences(&self, saved: &RunRecord) -> (Option<String>, Vec<String>) {
         let value = |record: &RunRecord| serde_json::to_value(record).unwrap_or_default();
         let (mut now, mut then) = (value(self), value(saved));
         // The name may differ where the weights are the same.
         [&mut now, &mut then].into_iter().for_each(|record| record["base"] = serde_json::Value::Null);
-        differing_field("", &now, &then)
+        let mut fields = Vec::new();
+        differing_fields("", &now, &then, &mut fields);
+        let (changed, refused): (Vec<_>, Vec<_>) =
+            fields.into_iter().partition(|(name, _)| CHANGEABLE.iter().any(|start| name.starts_with(start)));
+        let text = |(_, text): (String, String)| text;
+        (refused.into_iter().next().map(text), changed.into_iter().map(text).collect())
     }
 }
 
-/// Finds the first field that differs, as `name: then, now`.
-fn differing_field(name: &str, now: &serde_json::Value, then: &serde_json::Value) -> Option<String> {
+/// Lists the fields that differ: the name of each, and how it differs.
+fn differing_fields(
+    name: &str,
+    now: &serde_json::Value,
+    then: &serde_json::Value,
+    fields: &mut Vec<(String, String)>,
+) {
     match (now.as_object(), then.as_object()) {
-        (Some(now), Some(then)) => now.iter().find_map(|(key, value)| {
-            let inner = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
-            differing_field(&inner, value, then.get(key).unwrap_or(&serde_json::Value::Null))
-        }),
-        _ if now == then => None,
-        _ => Some(match name {
-            "base_fingerprint" => "the base model differs".to_owned(),
-            "data" => "the pictures, captions or their options have changed".to_owned(),
-            _ => format!("`{}` was {then} and is {now}", name.trim_start_matches("settings.")),
-        }),
+        (Some(now), Some(then)) => {
+            for (key, value) in now {
+                let inner = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+                differing_fields(&inner, value, then.get(key).unwrap_or(&serde_json::Value::Null), fields);
+            }
+        }
+        _ if now == then => {}
+        _ => {
+            let text = match name {
+                "base_fingerprint" => "the base model differs".to_owned(),
+                "data" => "the pictures, captions or their options have changed".to_owned(),
+                _ => {
+                    let name = name.trim_start_matches("settings.");
+                    format!("`{name}` was {} and is {}", shown(then), shown(now))
+                }
+            };
+            fields.push((name.to_owned(), text));
+        }
     }
+}
+
+/// A value as it was given: numbers with a fraction are f32.
+fn shown(value: &serde_json::Value) -> String {
+    match value.as_f64().filter(|_| value.is_f64()) {
+        Some(number) => (number as f32).to_string(),
+        None => value.to_string(),
+    }
+}
+
+/// A loaded state.
+#[derive(Debug)]
+pub struct SavedState {
+    /// The state.
+    pub state: TrainerState,
+    /// Settings that have changed since it was saved.
+    pub changes: Vec<String>,
 }
 
 /// Saves a state, whole or not at all.
@@ -72,17 +113,20 @@ pub fn save_state(path: &Path, state: &TrainerState, record: &RunRecord) -> Resu
 }
 
 /// Loads a state, which must be of the training that `record` describes.
-pub fn load_state(path: &Path, record: &RunRecord) -> Result<TrainerState> {
+pub fn load_state(path: &Path, record: &RunRecord) -> Result<SavedState> {
+    const START_OVER: &str = "start over: without --resume, with --overwrite";
     // Read instead of mapped: the next checkpoint replaces the file.
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let source = WeightSource::from_bytes(path, bytes)?;
-    let damaged = || {
-        Error::data(format!("`{}` is not the state of a training", path.display()))
-            .hint("start without --resume, with --overwrite")
-    };
+    let source = WeightSource::from_bytes(path, bytes).map_err(|_| {
+        Error::data(format!("the state of the training, `{}`, is damaged or incomplete", path.display()))
+            .hint(START_OVER)
+    })?;
+    let damaged =
+        || Error::data(format!("`{}` is not the state of a training", path.display())).hint(START_OVER);
     let field = |name: &str| source.metadata().get(name).ok_or_else(damaged);
     let saved: RunRecord = serde_json::from_str(field(RECORD)?).map_err(|_| damaged())?;
-    if let Some(difference) = record.difference(&saved) {
+    let (refused, changes) = record.differences(&saved);
+    if let Some(difference) = refused {
         let what = format!("`{}` can't be resumed: {difference}", path.display());
         return Err(Error::data(what)
             .hint("resume with the same model, pictures and options, or start over with --overwrite"));
@@ -92,11 +136,12 @@ pub fn load_state(path: &Path, record: &RunRecord) -> Result<TrainerState> {
         tensors.insert(name.to_owned(), source.tensor(name)?);
     }
     let numbers: BTreeMap<String, u64> = serde_json::from_str(field(NUMBERS)?).map_err(|_| damaged())?;
-    Ok(TrainerState {
+    let state = TrainerState {
         step: field(STEP)?.parse().map_err(|_| damaged())?,
         tensors,
         numbers: numbers.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect(),
-    })
+    };
+    Ok(SavedState { state, changes })
 }
 
 /// Numbers as their bits: JSON may round them.
@@ -140,7 +185,9 @@ mod tests {
         let path = folder.path().join("state.safetensors");
         save_state(&path, &state(), &record()).unwrap();
         let renamed = RunRecord { base: "elsewhere".into(), ..record() };
-        let (found, expected) = (load_state(&path, &renamed).unwrap(), state());
+        let loaded = load_state(&path, &renamed).unwrap();
+        assert_eq!(loaded.changes, [""; 0]);
+        let (found, expected) = (loaded.state, state());
         assert_eq!((found.step, &found.numbers), (expected.step, &expected.numbers));
         assert_eq!(found.tensors, expected.tensors);
     }
@@ -150,18 +197,46 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.safetensors");
         save_state(&path, &state(), &record()).unwrap();
-        let mut other = record();
-        other.settings.learning_rate.peak = 0.5;
         for (other, expected) in [
             (RunRecord { data: "e".into(), ..record() }, "captions"),
             (RunRecord { base_fingerprint: "g".into(), ..record() }, "base model"),
             (RunRecord { batch: 2, ..record() }, "`batch` was 1 and is 2"),
-            (other, "`learning_rate.peak` was"),
+            (
+                RunRecord { settings: TrainSettings { seed: 3, ..record().settings }, ..record() },
+                "`seed` was 0",
+            ),
         ] {
             let message = load_state(&path, &other).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-        std::fs::write(&path, b"nothing").unwrap();
-        assert!(load_state(&path, &record()).is_err());
+    }
+
+    #[test]
+    fn the_steps_to_come_may_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        save_state(&path, &state(), &record()).unwrap();
+        let mut other = record();
+        other.settings.learning_rate.peak = 0.5;
+        other.settings.learning_rate.cosine_steps = Some(90);
+        other.settings.bf16 = false;
+        let SavedState { state, changes } = load_state(&path, &other).unwrap();
+        assert_eq!((state.step, changes.len()), (12, 3), "{changes:?}");
+        assert!(changes.contains(&"`learning_rate.peak` was 0.0001 and is 0.5".to_owned()), "{changes:?}");
+    }
+
+    #[test]
+    fn a_damaged_state_is_told_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        save_state(&path, &state(), &record()).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for length in [0, 7, 100, whole.len() - 1] {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let error = load_state(&path, &record()).unwrap_err();
+            let Error::Data { what, hint: Some(hint) } = error else { panic!("{length}: {error}") };
+            assert!(what.contains("damaged") && what.contains("state.safetensors"), "{what}");
+            assert!(hint.contains("--overwrite") && !hint.contains("download"), "{hint}");
+        }
     }
 }

@@ -35,8 +35,14 @@ pub enum Error {
     Diverged {
         /// What happened, and in which step.
         what: String,
-        /// What to try.
-        hint: String,
+        /// The step of the last checkpoint, from which it can continue at a lower learning rate.
+        saved: Option<u64>,
+    },
+    /// Another training writes the same files.
+    #[error("another training writes to `{}`", folder.display())]
+    InUse {
+        /// The folder beside the LoRA.
+        folder: PathBuf,
     },
     /// A file could not be read or written.
     #[error("can't {doing} `{}`: {source}", path.display())]

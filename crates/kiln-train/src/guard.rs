@@ -9,9 +9,6 @@ const EXPLODED: f64 = 3.0;
 /// Steps before the smoothed loss is judged.
 const WARM_UP: u64 = 40;
 
-pub(crate) const DIVERGED_HINT: &str = "try a lower --lr (a third), a longer --warmup, or --dtype f32; continue from an earlier checkpoint with \
-                   --resume";
-
 /// The smoothed loss.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LossGuard {
@@ -23,9 +20,15 @@ pub struct LossGuard {
 }
 
 impl LossGuard {
-    /// Adds a step, and returns the smoothed loss. An error stops the training: what happened, and what to try.
+    /// Forgets the lowest loss, for a training that continues with other settings after it had diverged: its loss is judged
+    /// again after some steps.
+    pub fn judge_anew(&mut self) {
+        (self.lowest, self.steps) = (None, 0);
+    }
+
+    /// Adds a step, and returns the smoothed loss. An error stops the training.
     pub fn add(&mut self, report: &StepReport) -> Result<f32> {
-        let stop = |what: String| Err(Error::Diverged { what, hint: DIVERGED_HINT.into() });
+        let stop = |what: String| Err(Error::Diverged { what, saved: None });
         if !report.loss.is_finite() || !report.grad_norm.is_finite() {
             let what = if report.loss.is_finite() { "the gradient" } else { "the loss" };
             return stop(format!("{what} of step {} is not a number", report.step));
@@ -67,6 +70,11 @@ mod tests {
         }
         let stopped = (301..400).find_map(|step| guard.add(&report(step, 6.0)).err()).unwrap();
         assert!(stopped.to_string().contains("the loss rises"), "{stopped}");
+        // Continued, the high loss gets time to fall.
+        guard.judge_anew();
+        for step in 330..500 {
+            guard.add(&report(step, if step < 335 { 6.0 } else { 0.2 })).unwrap();
+        }
     }
 
     #[test]

@@ -14,11 +14,11 @@ use kiln_ops::TrainingBackend;
 use kiln_weights::LoraNaming;
 
 use crate::cache::Cache;
-use crate::checkpoint::{RunRecord, load_state};
+use crate::checkpoint::{RunRecord, SavedState, load_state};
 use crate::dataset::{Dataset, Draw, Order};
 use crate::encode::{Encoders, EncodingStage};
 use crate::estimate::CostEstimate;
-use crate::output::RunFiles;
+use crate::output::{RunFiles, RunLock};
 use crate::run::{Outcome, RunOptions, Status, Watcher, run};
 use crate::{AdapterKind, BasePrecision, Error, Example, Result, TrainSettings, Trainer};
 
@@ -75,20 +75,21 @@ impl TrainJob {
         }
         let is_fused = self.options.format.naming != LoraNaming::Diffusers;
         if self.settings.adapter.kind == AdapterKind::Lokr && is_fused {
-            let what = "a LoKr can't be written with names of fused q, k and v; Kiln and LyCORIS read diffusers' names";
+            let what = "a LoKr can't be written with names of fused q, k and v; Kiln, diffusers and ComfyUI read it with diffusers'";
             return Err(Error::Settings(what.into()));
         }
         CostEstimate::new(&self.model, &self.data, &self.settings, self.batch)
     }
 
-    /// Checks that nothing is overwritten by accident and that the disk has room, and creates the folder.
-    pub fn prepare_files(&self, estimate: &CostEstimate) -> Result<()> {
-        self.files.prepare(self.resume, self.overwrite)?;
-        self.files.check_space(estimate.disk(self.options.steps.div_ceil(self.options.save_every)))
+    /// Checks that nothing is overwritten by accident and that the disk has room, creates the folder and locks it.
+    pub fn prepare_files(&self, estimate: &CostEstimate) -> Result<RunLock> {
+        let lock = self.files.prepare(self.resume, self.overwrite)?;
+        self.files.check_space(estimate.disk(self.options.steps.div_ceil(self.options.save_every)))?;
+        Ok(lock)
     }
 
-    /// Trains to the end, or until the watcher cancels.
-    pub fn run(self, watcher: &mut dyn JobWatcher) -> Result<Outcome> {
+    /// Trains to the end, or until the watcher cancels. `_lock` is that of [`TrainJob::prepare_files`], held until then.
+    pub fn run(self, _lock: RunLock, watcher: &mut dyn JobWatcher) -> Result<Outcome> {
         let machine = self.machine.clone();
         with_training_backend(&machine, RunningJob { job: self, watcher })?
     }
@@ -129,15 +130,25 @@ pub fn check_variant(model: &Model) -> Result<()> {
         model.recorded_name(),
         model.described_variant()
     );
+    let base = base_name(&model.recorded_name());
     let hint = match model.variant_source {
         VariantSource::Stated => {
-            "train on the base model (klein-base-4b, klein-base-9b) and use the LoRA with the distilled one"
+            format!("train on the base model (-m {base}) and use the LoRA with the distilled one")
         }
-        _ => {
-            "if it is a base model, say so with --variant base; else train on one (klein-base-4b, klein-base-9b)"
-        }
+        _ => format!("if it is a base model, say so with --variant base; else train on one (-m {base})"),
     };
     Err(Error::data(what).hint(format!("{hint}; --distilled-anyway trains it anyway")))
+}
+
+/// The base model of a distilled one, by its name or path.
+fn base_name(distilled: &str) -> &'static str {
+    let name = distilled.rsplit(std::path::is_separator).next().unwrap_or(distilled);
+    match name.to_lowercase() {
+        name if name == "ember" => "ember-base",
+        name if name.contains("9b") => "klein-base-9b",
+        name if name.contains("4b") => "klein-base-4b",
+        _ => "klein-base-4b or klein-base-9b",
+    }
 }
 
 impl TrainingVisitor for RunningJob<'_> {
@@ -180,7 +191,10 @@ impl TrainingVisitor for RunningJob<'_> {
             // The result does not depend on it.
             settings: TrainSettings { checkpointing: false, ..settings.clone() },
         };
-        let state = if resume { Some(load_state(&files.state(), &record)?) } else { None };
+        let saved = if resume { Some(load_state(&files.state(), &record)?) } else { None };
+        let (state, changes) = saved.map(|SavedState { state, changes }| (state, changes)).unzip();
+        let changes: Vec<String> = changes.unwrap_or_default();
+        changes.iter().for_each(|change| watcher.note(&format!("continuing with other settings: {change}")));
         let (weights, config) = (model.transformer.weights()?, &model.transformer.config);
         let precision = settings.base.linear(device.threads);
         let plan = residency(&model.weight_bytes(precision), &estimate(&settings)?, device.vram, watcher)?;
@@ -201,7 +215,10 @@ impl TrainingVisitor for RunningJob<'_> {
             let examples = examples.collect::<Result<Vec<Example>>>()?;
             noise.prepare(step, &examples.chunks(batch).collect::<Vec<_>>())
         };
-        let outcome = run(&mut trainer, &mut batches, &files, &record, &options, &mut StepWatcher(watcher))?;
+        let mut watcher = StepWatcher(watcher);
+        let judge_anew = !changes.is_empty();
+        let outcome = run(&mut trainer, &mut batches, &files, &record, &options, judge_anew, &mut watcher)?;
+        let StepWatcher(watcher) = watcher;
         if !outcome.cancelled {
             let (after, last) = (fixed_loss(&mut trainer, &probes)?, outcome.step);
             watcher.note(&format!(

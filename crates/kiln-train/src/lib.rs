@@ -34,7 +34,7 @@ mod trainer;
 
 pub use adapter::{TargetLayer, target_layers};
 pub use cache::{Cache, Encoded, Key};
-pub use checkpoint::{RunRecord, load_state, save_state};
+pub use checkpoint::{RunRecord, SavedState, load_state, save_state};
 pub use encode::{Encoders, EncodingProgress, EncodingStage};
 pub use error::{Error, Result};
 pub use estimate::CostEstimate;
@@ -43,7 +43,7 @@ pub use job::{JobWatcher, TrainJob, check_variant, with_default_device};
 pub use log::{Log, LogLine};
 pub use norms::UpdateNorms;
 pub use objective::{NoisyExample, PreparedExample};
-pub use output::{LoraFormat, RunFiles, write_lora};
+pub use output::{LoraFormat, RunFiles, RunLock, write_lora};
 pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
 pub use samples::{SamplePrompt, Sampler, sample_sheets};
 pub use settings::{

@@ -1,9 +1,10 @@
 //! The files of a training: the LoRA itself, and a folder beside it with state, log, checkpoints and samples.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use kiln_base::FileLock;
 use kiln_tensor::DType;
 use kiln_weights::{LoraNaming, TrainedModule, lora_contents, save};
 
@@ -30,15 +31,41 @@ pub struct RunFiles {
     pub folder: PathBuf,
 }
 
+/// Keeps other trainings from writing the same files, until it is dropped or the process dies.
+#[derive(Debug)]
+pub struct RunLock {
+    _file: File,
+}
+
 impl RunFiles {
     /// Returns the paths for a LoRA at `output`: `me.safetensors` has the folder `me.train`.
     pub fn new(output: &Path) -> RunFiles {
         RunFiles { output: output.to_owned(), folder: output.with_extension("train") }
     }
 
-    /// Checks that nothing is overwritten by accident, and creates the folder. A new training needs `overwrite` if the
-    /// LoRA or a state exists; a resumed one needs the state.
-    pub fn prepare(&self, resume: bool, overwrite: bool) -> Result<()> {
+    /// Checks that nothing is overwritten by accident, creates the folder and locks it. A new training needs `overwrite` if
+    /// the LoRA or a state exists; a resumed one needs the state.
+    pub fn prepare(&self, resume: bool, overwrite: bool) -> Result<RunLock> {
+        // Once before the folder is created, and again when no other training can finish in it.
+        self.check(resume, overwrite)?;
+        fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
+        let lock = self.lock()?;
+        self.check(resume, overwrite)?;
+        Ok(lock)
+    }
+
+    fn lock(&self) -> Result<RunLock> {
+        let path = self.folder.join("training.lock");
+        let file = File::options().create(true).write(true).truncate(false).open(&path);
+        let lock = file.and_then(kiln_base::lock_file).map_err(Error::io("write", &path))?;
+        match lock {
+            // Without locks, as on some network drives, running only one training is up to the user.
+            FileLock::Locked(file) | FileLock::Unsupported(file) => Ok(RunLock { _file: file }),
+            FileLock::InUse => Err(Error::InUse { folder: self.folder.clone() }),
+        }
+    }
+
+    fn check(&self, resume: bool, overwrite: bool) -> Result<()> {
         let has_state = self.state().is_file();
         if resume && !has_state {
             let what = format!("there is nothing to resume: `{}` does not exist", self.state().display());
@@ -59,7 +86,7 @@ impl RunFiles {
             let what = format!("`{}` is a folder", self.output.display());
             return Err(Error::data(what).hint("name a .safetensors file"));
         }
-        fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))
+        Ok(())
     }
 
     /// Checks that the disk has room for files of `bytes` together.

@@ -85,13 +85,14 @@ pub struct Outcome {
 }
 
 /// Trains until the last step, or until it is cancelled. `batches` returns those of a step, counted from 0; a thread calls it while
-/// the step before is computed.
+/// the step before is computed. With `judge_anew` an earlier rise of the loss does not count: its settings have changed.
 pub fn run(
     stepper: &mut dyn Stepper,
     batches: &mut (dyn FnMut(u64) -> Result<Vec<Vec<PreparedExample>>> + Send),
     files: &RunFiles,
     record: &RunRecord,
     options: &RunOptions,
+    judge_anew: bool,
     watcher: &mut dyn Watcher,
 ) -> Result<Outcome> {
     let (send, receive) = mpsc::sync_channel(1);
@@ -108,7 +109,7 @@ pub fn run(
             }
         });
         // Dropped at the end, which stops the thread.
-        take_steps(stepper, receive, files, record, options, watcher)
+        take_steps(stepper, receive, files, record, options, judge_anew, watcher)
     })
 }
 
@@ -118,6 +119,7 @@ fn take_steps(
     files: &RunFiles,
     record: &RunRecord,
     options: &RunOptions,
+    judge_anew: bool,
     watcher: &mut dyn Watcher,
 ) -> Result<Outcome> {
     let tensorboard = options.tensorboard.then(|| files.tensorboard());
@@ -129,15 +131,19 @@ fn take_steps(
             (line.step, line.loss, line.grad_norm, line.learning_rate);
         let _ = guard.add(&StepReport { step, loss, grad_norm, learning_rate });
     }
+    if judge_anew {
+        guard.judge_anew();
+    }
+    let mut saved = Some(stepper.steps()).filter(|step| *step > 0);
     let mut times = StepTimes::default();
     let mut cancelled = watcher.is_cancelled();
     while stepper.steps() < options.steps && !cancelled {
         let begun = Instant::now();
         // The thread ends early only after an error, or if it panicked, which the scope passes on.
         let Ok(examples) = batches.recv() else { break };
-        let report = stepper.step(&examples?).map_err(not_finite)?;
+        let report = stepper.step(&examples?).map_err(|error| diverged(error, saved))?;
         let step_time = times.add(begun.elapsed());
-        let smoothed = guard.add(&report)?;
+        let smoothed = guard.add(&report).map_err(|error| diverged(error, saved))?;
         log.add(&report, smoothed, begun.elapsed().as_secs_f32())?;
         watcher.stepped(&Status { report, smoothed, step_time, steps: options.steps });
         cancelled = watcher.is_cancelled();
@@ -146,6 +152,7 @@ fn take_steps(
         let is_sample = options.sample_every.is_some_and(|every| step.is_multiple_of(every)) || is_last;
         if step.is_multiple_of(options.save_every) || is_last || cancelled {
             save_state(&files.state(), &stepper.state()?, record)?;
+            saved = Some(step);
             write_lora(&files.checkpoint(step), &stepper.adapter()?, record, step, &options.format)?;
             watcher.saved(step, &files.checkpoint(step), is_sample && options.sample_every.is_some())?;
         } else if is_sample && options.sample_every.is_some() {
@@ -162,13 +169,13 @@ fn take_steps(
     Ok(Outcome { step, cancelled, norms: UpdateNorms::new(&adapter)? })
 }
 
-/// Adds what to try to the error about a loss or gradient that is not finite.
-fn not_finite(error: Error) -> Error {
+/// Adds the last checkpoint to an error about the loss or gradient.
+fn diverged(error: Error, saved: Option<u64>) -> Error {
     match error {
-        Error::NotFinite { what, step } => Error::Diverged {
-            what: format!("{what} of step {step} is not a number"),
-            hint: crate::guard::DIVERGED_HINT.into(),
-        },
+        Error::NotFinite { what, step } => {
+            Error::Diverged { what: format!("{what} of step {step} is not a number"), saved }
+        }
+        Error::Diverged { what, .. } => Error::Diverged { what, saved },
         error => error,
     }
 }
@@ -298,7 +305,7 @@ mod tests {
             let example = Example { latents, height: 1, width: 1, references: Vec::new(), text };
             TrainSettings::default().prepare(step, &[&[example]])
         };
-        let outcome = run(&mut toy, &mut batches, files, &record(), &options, watcher);
+        let outcome = run(&mut toy, &mut batches, files, &record(), &options, false, watcher);
         (outcome, toy)
     }
 
@@ -315,8 +322,8 @@ mod tests {
         // Killed in step 7, after the state of step 4 was saved.
         let killed = RunFiles::new(&folder.path().join("killed.safetensors"));
         let (outcome, _) = train(&killed, Toy { fails_at: Some(7), ..START }, &mut Recorder::default());
-        assert!(matches!(outcome, Err(Error::Diverged { .. })) && !killed.output.exists());
-        let state = crate::checkpoint::load_state(&killed.state(), &record()).unwrap();
+        assert!(matches!(outcome, Err(Error::Diverged { saved: Some(4), .. })) && !killed.output.exists());
+        let state = crate::checkpoint::load_state(&killed.state(), &record()).unwrap().state;
         assert_eq!(state.step, 4);
         let (outcome, _) = train(&killed, restored(&state), &mut Recorder::default());
         assert_eq!(outcome.unwrap().step, 10);
@@ -335,7 +342,7 @@ mod tests {
         let (outcome, toy) = train(&files, START, &mut watcher);
         let outcome = outcome.unwrap();
         assert!(outcome.cancelled && outcome.step == 6 && !files.output.exists());
-        let state = crate::checkpoint::load_state(&files.state(), &record()).unwrap();
+        let state = crate::checkpoint::load_state(&files.state(), &record()).unwrap().state;
         assert_eq!(state.tensors, toy.state().unwrap().tensors);
         assert!(files.checkpoint(6).is_file());
     }

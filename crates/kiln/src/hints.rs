@@ -205,7 +205,14 @@ pub fn train(error: &kiln_train::Error) -> Option<String> {
     use kiln_train::Error;
     match error {
         Error::Data { hint, .. } => hint.clone(),
-        Error::Diverged { hint, .. } => Some(hint.clone()),
+        Error::Diverged { saved: Some(step), .. } => Some(format!(
+            "continue from the checkpoint of step {step} with --resume and a lower --lr (a third) or --dtype f32; or start \
+             over with --overwrite, a lower --lr and a longer --warmup"
+        )),
+        Error::Diverged { saved: None, .. } => {
+            Some("start again with a lower --lr (a third), a longer --warmup, or --dtype f32".into())
+        }
+        Error::InUse { .. } => Some("wait until it ends, or choose another -o".into()),
         Error::Io { doing: "read", .. } => Some("check the path".into()),
         Error::Io { .. } => Some("check that the disk is not full and the folder is writable".into()),
         Error::Settings(_) => Some("see `kiln train --help`".into()),

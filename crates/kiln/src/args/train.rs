@@ -12,7 +12,7 @@ pub struct TrainArgs {
     /// after/
     pub data: PathBuf,
 
-    /// Base model to train on: a folder, a file or a name, such as klein-base-4b
+    /// Base model to train on: a folder, a file or a name, such as klein-base-4b; the default is the built-in ember-base
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
 
@@ -195,7 +195,8 @@ pub struct SavingArgs {
     #[arg(long, value_name = "N", default_value_t = 250, value_parser = clap::value_parser!(u64).range(1..))]
     pub save_every: u64,
 
-    /// Continue from the last checkpoint, as if it had never stopped
+    /// Continue from the last checkpoint, as if it had never stopped; --steps, --lr, --warmup, --schedule, --clip and --dtype
+    /// may be others
     #[arg(long, conflicts_with = "overwrite")]
     pub resume: bool,
 

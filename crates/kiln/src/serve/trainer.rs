@@ -211,13 +211,19 @@ impl Trainer for ServerTrainer {
             .map_err(|error| JobError::server("storage", format!("can't write the training: {error}")))?;
         let resume = RunFiles::new(&task.folder.join(LORA)).state().is_file();
         let training = PreparedTraining::new(self.arguments(task, resume)?).map_err(job_error)?;
-        training.job.prepare_files(&training.estimate).map_err(|error| job_error(error.into()))?;
+        let lock = training.job.prepare_files(&training.estimate).map_err(|error| job_error(error.into()))?;
         let output = training.job.files.output.clone();
         let sampler = training.sampler(&|text| progress.note(text)).map_err(job_error)?;
         // A GPU's memory rarely holds both; on a CPU weights stay in their files.
         let releases_memory = matches!(training.job.machine.device, Device::Cuda(_));
         let mut watcher = ServerWatcher { progress, turn, sampler, releases_memory };
-        match training.job.run(&mut watcher).map_err(CliError::from) {
+        let outcome = training.job.run(lock, &mut watcher);
+        if let Err(kiln_train::Error::Diverged { what, .. }) = &outcome {
+            // Resuming keeps the order's learning rate.
+            let what = format!("{what}; start another training with a lower learning rate (a third)");
+            return Err(JobError::server("training_failed", what));
+        }
+        match outcome.map_err(CliError::from) {
             Ok(outcome) if outcome.cancelled => return Ok(TrainingEnd::Stopped),
             Ok(outcome) if outcome.norms.is_zero() => {
                 progress.note("the LoRA changes nothing: train longer or with a higher learning rate");

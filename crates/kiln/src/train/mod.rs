@@ -4,12 +4,13 @@ mod options;
 pub mod prepare;
 mod progress;
 
+use kiln_models::ember;
 use kiln_train::{Outcome, RunFiles};
 
 use crate::args::TrainArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorKind};
-use crate::settings;
+use crate::{models, settings};
 use prepare::PreparedTraining;
 use progress::Display;
 
@@ -18,37 +19,45 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     let cancel = CancelFlag::install();
     args.machine.fill_missing(settings::get());
     let (quiet, is_dry_run) = (args.saving.quiet, args.pictures.dry_run);
-    let training = PreparedTraining::new(args)?;
     let mut display = Display::new(quiet, cancel.clone());
+    args.model = args.model.or_else(models::default_model);
+    if args.model.is_none() && ember::is_built_in(ember::BASE) {
+        args.model = Some(ember::BASE.into());
+        display.tell("no model given, training on the built-in Ember base (choose another with -m)");
+    }
+    let training = PreparedTraining::new(args)?;
     let job = &training.job;
     job.data.notes.iter().for_each(|note| display.tell(note));
-    display.tell(&format!("{} examples: {}", job.data.epoch(), training.sizes().join(", ")));
+    let examples = match job.data.epoch() {
+        1 => "1 example".to_owned(),
+        count => format!("{count} examples"),
+    };
+    display.tell(&format!("{examples}: {}", training.sizes().join(", ")));
     display.tell(&format!("base: {}, {}", job.model.recorded_name(), job.model.described_variant()));
     display.tell(&training.estimate.to_string());
     if is_dry_run {
         return Ok(());
     }
-    job.prepare_files(&training.estimate)?;
+    let lock = job.prepare_files(&training.estimate)?;
     display.sampler = training.sampler(&|text| display.tell(text))?;
     cancel.poll();
     let files = job.files.clone();
-    let outcome = training.job.run(&mut display);
+    let outcome = training.job.run(lock, &mut display);
     display.finish();
     let outcome = outcome.map_err(|error| with_state(error.into(), &files))?;
     report(&outcome, &files, &display)
 }
 
-/// Says what to do about a training that stopped, and that its last checkpoint is kept.
+/// Says that the last checkpoint is kept if a file can't be written.
 fn with_state(mut error: CliError, files: &RunFiles) -> CliError {
-    let hint =
-        error.hint.take().unwrap_or("check that the disk is not full and the folder is writable".into());
-    let is_write = error.kind == ErrorKind::Failed && error.message.starts_with("can't write");
-    let kept = if is_write && files.state().is_file() {
-        "; the last checkpoint is kept: continue with --resume"
-    } else {
-        ""
-    };
-    CliError { hint: Some(hint + kept).filter(|_| error.kind == ErrorKind::Failed), ..error }
+    if error.kind == ErrorKind::Failed && error.message.starts_with("can't write") {
+        let hint =
+            error.hint.get_or_insert("check that the disk is not full and the folder is writable".into());
+        if files.state().is_file() {
+            hint.push_str("; the last checkpoint is kept: continue with --resume");
+        }
+    }
+    error
 }
 
 /// Tells how a training ended.

@@ -26,8 +26,7 @@ impl PreparedTraining {
     /// Opens the model and reads every picture.
     pub fn new(args: TrainArgs) -> Result<PreparedTraining, CliError> {
         options::check(&args)?;
-        let location = args.model.clone().or_else(models::default_model);
-        let location = models::resolve(location.as_deref())?;
+        let location = models::resolve(args.model.as_deref())?;
         let model = Arc::new(location.open_with(&args.components.paths())?);
         if !args.distilled_anyway {
             check_variant(&model)?;

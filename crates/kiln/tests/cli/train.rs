@@ -80,8 +80,8 @@ fn a_training_learns_and_its_lora_changes_the_picture_under_every_naming() {
 }
 
 /// Starts a training that saves often, and returns when it has saved a state.
-fn start(sandbox: &Sandbox) -> std::process::Child {
-    let args = quick(sandbox, &["--steps", "60", "--save-every", "3", "-o", "stopped.safetensors"]);
+fn start(sandbox: &Sandbox, steps: &str) -> std::process::Child {
+    let args = quick(sandbox, &["--steps", steps, "--save-every", "3", "-o", "stopped.safetensors"]);
     let child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
     while !sandbox.path("stopped.train/state.safetensors").exists() {
         std::thread::sleep(Duration::from_millis(2));
@@ -95,7 +95,7 @@ fn a_training_that_is_killed_or_cancelled_and_resumed_gives_the_same_bytes() {
     let sandbox = with_pictures();
     let same = ["--steps", "60", "--save-every", "3"];
     train(&sandbox, &[&same[..], &["-o", "whole.safetensors"]].concat()).ok();
-    let mut child = start(&sandbox);
+    let mut child = start(&sandbox, "60");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!sandbox.path("stopped.safetensors").exists());
@@ -233,10 +233,96 @@ fn a_dry_run_tells_the_cost_and_writes_nothing() {
 }
 
 #[test]
-fn a_loss_that_explodes_stops_with_what_to_try() {
+fn a_loss_that_explodes_stops_and_continues_at_a_lower_rate() {
     let sandbox = with_pictures();
-    let ran = train(&sandbox, &["--steps", "200", "--lr", "1e6", "--clip", "0"]);
-    ran.fails(1, &["lower --lr"]);
+    let explode = ["--steps", "200", "--lr", "1e6", "--clip", "0"];
+    train(&sandbox, &explode).fails(1, &["start again with a lower --lr"]);
+    train(&sandbox, &["--steps", "2"]).ok();
+    let resumed = [&explode[..], &["--resume"]].concat();
+    train(&sandbox, &resumed)
+        .fails(1, &["continue from the checkpoint of step 2 with --resume", "lower --lr"]);
+    let ran = train(&sandbox, &["--steps", "4", "--lr", "3e-3", "--resume"]).ok();
+    assert!(ran.err.contains("`learning_rate.peak` was 0.01 and is 0.003"), "{}", ran.err);
+    assert!(ran.err.contains("wrote `me.safetensors`"), "{}", ran.err);
+}
+
+#[test]
+fn more_steps_continue_a_finished_training_on_a_cosine_too() {
+    let sandbox = with_pictures();
+    train(&sandbox, &["--steps", "2", "--schedule", "cosine"]).ok();
+    let ran = train(&sandbox, &["--steps", "4", "--schedule", "cosine", "--resume"]).ok();
+    assert!(ran.err.contains("`learning_rate.cosine_steps` was 2 and is 4"), "{}", ran.err);
+    let log = fs::read_to_string(sandbox.path("me.train/log.jsonl")).unwrap();
+    let rates: Vec<f64> = log
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["learning_rate"].as_f64().unwrap()
+        })
+        .collect();
+    // The third step is at half of the longer curve, from which it falls.
+    assert!(rates.len() == 4 && (rates[2] - 5e-3).abs() < 1e-6 && rates[3] < rates[2], "{rates:?}");
+}
+
+#[test]
+fn a_damaged_state_is_not_a_download() {
+    let sandbox = with_pictures();
+    train(&sandbox, &["--steps", "1"]).ok();
+    let state = bytes(&sandbox, "me.train/state.safetensors");
+    sandbox.write("me.train/state.safetensors", &state[..state.len() / 2]);
+    let ran = train(&sandbox, &["--steps", "2", "--resume"]);
+    assert!(!ran.err.contains("download"), "{}", ran.err);
+    ran.fails(1, &["the state of the training, `me.train", "is damaged", "--overwrite"]);
+}
+
+#[test]
+fn two_trainings_do_not_write_the_same_lora() {
+    let sandbox = with_pictures();
+    let mut child = start(&sandbox, "5000");
+    let same = ["--steps", "60", "-o", "stopped.safetensors"];
+    for other in ["--resume", "--overwrite"] {
+        let ran = train(&sandbox, &[&same[..], &[other]].concat());
+        ran.fails(1, &["another training writes to `stopped.train`", "another -o"]);
+    }
+    assert!(child.try_wait().unwrap().is_none(), "the first training ended too early for this test");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    train(&sandbox, &["--steps", "6", "-o", "stopped.safetensors", "--overwrite"]).ok();
+}
+
+#[test]
+fn int8_is_trained_on_every_instruction_set() {
+    let sandbox = with_pictures();
+    for isa in kiln_engine::Isa::available() {
+        for kind in ["lora", "dora"] {
+            let (isa, output) = (isa.to_string(), format!("{isa}-{kind}.safetensors"));
+            let args = ["--dtype", "int8", "--steps", "20", "--cpu-isa", &isa, "--kind", kind, "-o", &output];
+            let [before, after] = fixed_losses(&train(&sandbox, &args).ok());
+            assert!(after < 0.95 * before, "{isa}, {kind}: the loss was {before}, and is {after}");
+        }
+    }
+}
+
+#[cfg(feature = "ember")]
+#[test]
+fn without_a_model_ember_base_is_trained_and_ember_names_it() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("pictures")).unwrap();
+    sandbox.write("pictures/a.png", &png(&pattern(64, 64)));
+    sandbox.write("pictures/a.txt", b"a fox");
+    let args =
+        ["train", "pictures", "-o", "me.safetensors", "--steps", "1", "--resolution", "64", "--rank", "2"];
+    let ran = sandbox.kiln(&args).ok();
+    for words in
+        ["training on the built-in Ember base", "1 example: 64x64 (1)", "base: ember-base, klein base"]
+    {
+        assert!(ran.err.contains(words), "`{words}` is missing in:\n{}", ran.err);
+    }
+    let ember = [&args[..], &["-m", "ember", "--overwrite"]].concat();
+    sandbox.kiln(&ember).fails(1, &["a distilled model", "-m ember-base"]);
+    let info = sandbox.kiln(&["info", "me.safetensors"]).ok();
+    assert!(info.text().contains("ember-base"), "{}", info.text());
+    let models = sandbox.kiln(&["models"]).ok();
+    assert!(models.text().contains("ember-base"), "{}", models.text());
 }
 
 #[test]
