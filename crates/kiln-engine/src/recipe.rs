@@ -225,6 +225,10 @@ impl Recipe {
 
     /// Returns the request that generates the image again; fields of `changes` replace those of the recipe.
     pub fn request(&self, changes: &Request) -> Result<Request> {
+        // JSON has no such numbers: they would be left out.
+        if let Some((field, found)) = changes.not_finite() {
+            return Err(Error::value(format!("`{field}` must be a finite number, found {found}")));
+        }
         let mut own = fields(&self.request);
         let changed = fields(changes);
         let has = |name: &str| changed.contains_key(name);
@@ -323,7 +327,7 @@ fn remove(fields: &mut Map<String, Value>, names: &[&str]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::FileRef;
+    use crate::request::{FileRef, LoraRef};
 
     const OLD: &str = r#"{"kiln":"0.1.0","prompt":"a fox","negative":"rain","seed":18446744073709551615,"rng":"cpu","index":1,"batch":2,
         "model":{"path":"/m","variant":"klein","transformer":"aa"},"width":64,"height":96,"steps":4,
@@ -341,6 +345,23 @@ mod tests {
         assert_eq!(recipe().request.negative_prompts, ["rain"]);
         assert_eq!(recipe().request.references[0].sha256.as_deref(), Some("bb"));
         assert!(Recipe::parse("{}").unwrap_err().to_string().contains("missing field"));
+    }
+
+    #[test]
+    fn a_number_that_is_out_of_range_is_an_error_and_not_left_out() {
+        let huge = OLD.replace(r#""steps":4"#, r#""steps":4,"guidance":1e99"#);
+        let error = Recipe::parse(&huge).unwrap_err().to_string();
+        assert!(error.contains("the number 1e99 is out of range"), "{error}");
+        let lora = LoraRef { path: "a".into(), weight: f32::INFINITY, sha256: None };
+        for (changes, field) in [
+            (Request { guidance: Some(f32::INFINITY), ..Request::default() }, "guidance"),
+            (Request { strength: Some(f64::NAN), ..Request::default() }, "strength"),
+            (Request { sigmas: vec![1.0, f32::NAN], ..Request::default() }, "sigmas"),
+            (Request { loras: vec![lora], ..Request::default() }, "loras"),
+        ] {
+            let error = recipe().request(&changes).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{field}` must be a finite number")), "{error}");
+        }
     }
 
     #[test]

@@ -485,6 +485,16 @@ impl Request {
         Ok(true)
     }
 
+    /// Returns the first field with a number that is not finite, and the number.
+    pub fn not_finite(&self) -> Option<(&'static str, f64)> {
+        let numbers = [("guidance", self.guidance), ("cache", self.cache), ("rho", self.rho)];
+        let numbers = numbers.into_iter().filter_map(|(field, number)| Some((field, f64::from(number?))));
+        let strength = self.strength.map(|number| ("strength", number));
+        let sigmas = self.sigmas.iter().map(|number| ("sigmas", f64::from(*number)));
+        let loras = self.loras.iter().map(|lora| ("loras", f64::from(lora.weight)));
+        numbers.chain(strength).chain(sigmas).chain(loras).find(|(_, number)| !number.is_finite())
+    }
+
     /// Iterates over the image files it names.
     pub fn images(&self) -> impl Iterator<Item = &FileRef> {
         self.references.iter().chain(&self.init).chain(&self.mask)
@@ -589,6 +599,33 @@ mod tests {
         let request: Request = serde_json::from_str(json).unwrap();
         assert_eq!(request.references[0].sha256.as_deref(), Some("bb"));
         assert_eq!(serde_json::to_string(&request).unwrap(), json);
+    }
+
+    #[test]
+    fn numbers_that_f32_can_not_hold_are_refused() {
+        for (json, number) in [
+            (r#"{"guidance":1e99}"#, "1e99"),
+            (r#"{"guidance":-1e300}"#, "-1e300"),
+            (r#"{"cache":1e40}"#, "1e40"),
+            (r#"{"rho":1e39}"#, "1e39"),
+            (r#"{"sigmas":[1,1e50]}"#, "1e50"),
+            (r#"{"loras":[{"name":"ink","weight":1e99}]}"#, "1e99"),
+        ] {
+            let error = serde_json::from_str::<Request>(json).unwrap_err().to_string();
+            assert!(error.contains(&format!("the number {number} is out of range")), "{error}");
+        }
+        let json = r#"{"guidance":3e38,"sigmas":[1.0,0.5],"loras":[{"name":"a","weight":-2.0}]}"#;
+        let request: Request = serde_json::from_str(json).unwrap();
+        assert_eq!((request.guidance, request.sigmas.len(), request.loras[0].weight), (Some(3e38), 2, -2.0));
+        assert_eq!(serde_json::from_str::<Request>(r#"{"guidance":null}"#).unwrap().guidance, None);
+    }
+
+    #[test]
+    fn the_rule_for_doras_has_the_names_of_programs() {
+        let request: Request = serde_json::from_str(r#"{"dora_rule":"diffusers"}"#).unwrap();
+        assert_eq!(serde_json::to_string(&request).unwrap(), r#"{"dora_rule":"diffusers"}"#);
+        let error = serde_json::from_str::<Request>(r#"{"dora_rule":"a1111"}"#).unwrap_err().to_string();
+        assert!(error.contains("comfyui") && error.contains("diffusers"), "{error}");
     }
 
     #[test]

@@ -297,7 +297,8 @@ pub trait Backend: Clone + Send + Sync {
     fn blend_rows(&self, x: &Self::Tensor, y: &Self::Tensor, mask: &Self::Tensor) -> Result<Self::Tensor>;
 
     /// `Σ|x - y| / Σ|y|` over all elements, 0 if the tensors are equal: how much `x` differs from `y`. Equal shapes; the
-    /// result is f32 `[1, 1]`.
+    /// result is f32 `[1, 1]`. NaN in either, or infinity at the same place of both, gives NaN: so `relative_l1(x, x)` tells
+    /// whether all of `x` is finite.
     fn relative_l1(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor>;
 
     /// `x * scale + shift` with one scale and shift per column. `x`: `[…, dim]`; `scale`, `shift`: `[dim]`.

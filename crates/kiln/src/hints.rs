@@ -69,6 +69,15 @@ fn config(what: &str) -> &'static str {
             "scaled rotary",
             "take the text encoder from the model's own download: Kiln runs Qwen3 as it is published",
         ),
+        (
+            "tokenizer: the chat template",
+            "without a chat template the one that FLUX.2 was trained with is used; or give another tokenizer with --tokenizer",
+        ),
+        ("partial_rotary_factor", "take the text encoder from the model's own download"),
+        (
+            "the scheduler is",
+            "use FLUX.2's own scheduler: without `scheduler` in model_index.json it is used",
+        ),
         ("the pipeline is", "Kiln runs the FLUX.2 models; `kiln pull klein-4b` downloads one"),
         ("neither TAEF2 nor", "`kiln info` shows what the file contains"),
         ("tensors that every FLUX.2", "`kiln info` shows what the file contains"),

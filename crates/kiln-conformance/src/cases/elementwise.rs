@@ -160,6 +160,11 @@ impl Scenario for BlendRows {
 
 struct RelativeL1(Distribution);
 
+/// The values of an activation.
+fn x_host<B: Backend>(t: &CaseRun<'_, B>, x: &B::Tensor) -> Result<Vec<f32>> {
+    Ok(t.b.download(x)?.to_f32()?.into_owned())
+}
+
 impl Scenario for RelativeL1 {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let mut shapes = shapes();
@@ -171,6 +176,18 @@ impl Scenario for RelativeL1 {
             t.record_as(format!("shape {shape}"), &z, DType::F32, tolerance)?;
             let z = t.b.relative_l1(&x, &x)?;
             t.record_as(format!("shape {shape}, equal"), &z, DType::F32, Tolerance::EXACT)?;
+            // One value that is not finite, at the end or in the middle.
+            let values = x_host(t, &x)?;
+            for (at, value) in [(shape.numel().wrapping_sub(1), f32::NAN), (shape.numel() / 2, f32::INFINITY)]
+            {
+                let mut values = values.clone();
+                let Some(one) = values.get_mut(at) else { continue };
+                *one = value;
+                let x = t.b.upload(&HostTensor::from_f32(&shape, values)?, t.dtype)?;
+                let z = t.b.download(&t.b.relative_l1(&x, &x)?)?;
+                let is_nan = z.to_f32()?.iter().all(|z| z.is_nan());
+                t.record_bytes(format!("shape {shape}, {value} at {at} gives NaN"), &[u8::from(is_nan)])?;
+            }
         }
         Ok(())
     }

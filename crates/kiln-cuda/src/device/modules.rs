@@ -59,6 +59,10 @@ impl Function {
 }
 
 impl Modules {
+    pub fn compiler_version(&self) -> (i32, i32) {
+        self.compiler.version()
+    }
+
     pub fn new(primary: &Arc<PrimaryContext>, cache: &Arc<DiskCache>) -> Result<Modules> {
         let compiler = Arc::new(Compiler::find()?);
         let (major, minor) = primary.gpu.capability;

@@ -46,6 +46,11 @@ impl Queue {
         &self.device.primary.gpu
     }
 
+    /// The version of the compiler of the kernels.
+    pub fn compiler_version(&self) -> (i32, i32) {
+        self.device.modules.compiler_version()
+    }
+
     /// The driver.
     pub fn driver(&self) -> &Driver {
         &self.device.primary.driver

@@ -26,6 +26,12 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         return Err(Error::combination(format!("`{field}` needs a file, found an empty name"))
             .hint(format!("name a file, or leave out `{field}`")));
     }
+    if let Some(lora) = request.loras.iter().find(|lora| !lora.weight.is_finite()) {
+        let (path, weight) = (lora.path.display(), lora.weight);
+        return Err(Error::value(format!(
+            "the weight of the LoRA `{path}` must be a finite number, found {weight}"
+        )));
+    }
     upscale::check(request)?;
     let (init, mask) = (request.init.is_some(), request.mask.is_some());
     if mask && !init {

@@ -112,7 +112,7 @@ fn a_missing_block_is_a_missing_tensor() {
 #[test]
 fn invalid_configs_are_errors() {
     type Edit = fn(&mut Value);
-    let edits: [(&str, Edit, &str); 14] = [
+    let edits: [(&str, Edit, &str); 16] = [
         ("transformer/config.json", |c| c["rope_theta"] = json!(0), "rope_theta"),
         ("transformer/config.json", |c| c["mlp_ratio"] = json!(-3.0), "mlp_ratio"),
         ("vae/config.json", |c| c["act_fn"] = json!("gelu"), "act_fn"),
@@ -130,6 +130,16 @@ fn invalid_configs_are_errors() {
         ("text_encoder/config.json", |c| c["num_hidden_layers"] = json!(12), "num_hidden_layers is 12"),
         ("text_encoder/config.json", |c| c["model_type"] = json!("llama"), "llama"),
         ("scheduler/scheduler_config.json", |c| c["use_karras_sigmas"] = json!(true), "use_karras_sigmas"),
+        (
+            "scheduler/scheduler_config.json",
+            |c| c["stochastic_sampling"] = json!(true),
+            "stochastic_sampling",
+        ),
+        (
+            "model_index.json",
+            |c| c["scheduler"] = json!(["diffusers", "DDIMScheduler"]),
+            "the scheduler is `DDIMScheduler`",
+        ),
         ("model_index.json", |c| c["_class_name"] = json!("FluxPipeline"), "FluxPipeline"),
     ];
     for (file, edit, expected) in edits {

@@ -13,6 +13,8 @@ mod built_in;
 mod byte_level;
 mod chat_template;
 mod config;
+#[cfg(test)]
+mod diffusers_tests;
 mod gguf;
 mod mistral;
 mod tekken;

@@ -1,4 +1,5 @@
 //! Trainings of tiny models: against dumps of diffusers and PEFT, and against themselves.
 
+mod caches;
 mod golden;
 mod trainer;

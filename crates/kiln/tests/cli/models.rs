@@ -38,6 +38,8 @@ fn a_path_that_is_not_a_model_gets_a_hint() {
         .fails(1, &["model_index.json", "safetensors", "hint: give a model folder"]);
     sandbox.edit_model("model_index.json", "_class_name", json!("StableDiffusionPipeline"));
     fails(&sandbox, &["model_index.json", "StableDiffusionPipeline", "FLUX.2"]);
+    sandbox.edit_model("model_index.json", "scheduler", json!(["diffusers", "DDIMScheduler"]));
+    fails(&sandbox, &["model_index.json", "the scheduler is `DDIMScheduler`"]);
     sandbox.write_to_model("model_index.json", b"{");
     fails(&sandbox, &["model_index.json", "line 1"]);
 }
@@ -172,8 +174,18 @@ fn non_finite_results_are_an_error_with_a_hint() {
     let lora = format!("{}:3e38", testdata().join("tiny/lora/lora_diffusers.safetensors").display());
     sandbox
         .generate(&["fox", "-o", "out.png", "--lora", &lora])
-        .fails(1, &["not finite", "hint: ", "--lora"]);
+        .fails(1, &["the latent after step 1 of 2 is not finite", "hint: ", "--lora"]);
     assert!(sandbox.names().is_empty());
+}
+
+#[test]
+fn a_chat_template_that_can_not_be_followed_is_an_error() {
+    let sandbox = Sandbox::new();
+    sandbox.write_to_model("tokenizer/chat_template.jinja", b"{{ messages[0].content | trim }}");
+    fails(
+        &sandbox,
+        &["tokenizer.json", "the chat template is not supported: it changes the prompt", "hint: "],
+    );
 }
 
 #[test]

@@ -90,6 +90,28 @@ fn a_partial_lora_is_remembered() {
 }
 
 #[test]
+fn the_rule_for_doras_is_remembered() {
+    let sandbox = Sandbox::new();
+    let lora = testdata().join("tiny/lora/lora_diffusers.safetensors");
+    let lora = format!("{}:0.5", lora.display());
+    round_trip(&sandbox, &["fox", "-S", "4", "--lora", &lora, "--dora-rule", "diffusers"], &["a.png"]);
+    assert!(sandbox.kiln(&["info", "a.png"]).ok().text().contains("diffusers"));
+    sandbox.generate(&["fox", "--dora-rule", "a1111"]).fails(2, &["comfyui", "diffusers"]);
+}
+
+#[test]
+fn a_number_that_is_not_finite_does_not_leave_the_recipes_in_place() {
+    let sandbox = Sandbox::with_model("klein-base");
+    sandbox.generate(&["fox", "-S", "4", "-g", "2.5", "-o", "a.png"]).ok();
+    for wrong in ["1e99", "nan"] {
+        sandbox
+            .kiln(&["generate", "--from", "a.png", "-g", wrong, "-o", "b.png"])
+            .fails(1, &["`guidance` must be a finite number"]);
+    }
+    assert!(!sandbox.path("b.png").exists());
+}
+
+#[test]
 fn another_autoencoder_is_remembered() {
     let other = Sandbox::with_model("klein-small-decoder");
     let vae = other.model().join("vae").display().to_string();
