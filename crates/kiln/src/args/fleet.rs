@@ -67,7 +67,7 @@ impl FleetArgs {
             ack_wait: Duration::from_secs(self.ack_wait.into()),
             replicas: self.queue_replicas as usize,
             s3: self.queue_files.as_deref().map(S3Config::from_env),
-            name: self.node_name.clone().unwrap_or_else(machine_name),
+            name: self.node_name.clone().filter(|name| !name.is_empty()).unwrap_or_else(machine_name),
             ..FleetConfig::new(servers.to_vec())
         }
     }

@@ -6,6 +6,9 @@ use clap::{ArgAction, Args};
 
 use super::{CheckArgs, MachineArgs};
 
+/// The longest time that an option gives, in seconds: 30 days.
+pub const MAX_SECONDS: u64 = 30 * 24 * 3600;
+
 #[derive(Clone, Debug, Args)]
 pub struct GeneratorArgs {
     /// Default model, for requests that name none: a path or a name [default: $KILN_MODEL, else that of `kiln config`,
@@ -59,7 +62,7 @@ pub struct GeneratorArgs {
     pub max_side: u32,
 
     /// Maximum number of pixels of an image; the same for a whole fleet
-    #[arg(long, value_name = "N", default_value_t = 4 << 20, help_heading = "Limits and storage")]
+    #[arg(long, value_name = "N", default_value_t = 4 << 20, help_heading = "Limits and storage", value_parser = clap::value_parser!(u64).range(256..=1 << 28))]
     pub max_pixels: u64,
 
     /// Maximum number of steps; the same for a whole fleet
@@ -67,12 +70,12 @@ pub struct GeneratorArgs {
     pub max_steps: u32,
 
     /// Maximum seconds for generating one job
-    #[arg(long, value_name = "S", default_value_t = 3600, help_heading = "Limits and storage")]
+    #[arg(long, value_name = "S", default_value_t = 3600, help_heading = "Limits and storage", value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     pub timeout: u64,
 
     /// Seconds to let running jobs finish when the process stops; unfinished jobs resume at the next start, or go to
     /// another worker
-    #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage")]
+    #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage", value_parser = clap::value_parser!(u64).range(..=MAX_SECONDS))]
     pub grace: u64,
 
     /// OpenTelemetry collector that gets the traces of jobs, as OTLP over HTTP, such as http://localhost:4318

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::generator::MAX_SECONDS;
 use super::{GeneratorArgs, UpsampleSource};
 
 #[derive(Clone, Debug, Args)]
@@ -62,7 +63,7 @@ pub struct ServeArgs {
     pub trusted_proxies: Vec<kiln_server::Network>,
 
     /// Host name that browsers may use for this server, besides its address; `*` allows any; repeatable
-    #[arg(long = "allow-host", value_name = "NAME", help_heading = "Network")]
+    #[arg(long = "allow-host", value_name = "NAME", help_heading = "Network", value_parser = host_name)]
     pub hosts: Vec<String>,
 
     /// Secret that signs webhooks, at least 16 bytes, or `whsec_` and base64; without it jobs can't name one
@@ -92,7 +93,7 @@ pub struct ServeArgs {
     pub max_inputs: u64,
 
     /// Number of images to keep; the oldest are deleted
-    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage")]
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..))]
     pub keep: u32,
 
     /// Maximum size of all kept images, such as 50G, at least 64M; the oldest are deleted, favourites last [default: none]
@@ -113,7 +114,7 @@ pub struct ServeArgs {
 
     /// Seconds after SIGTERM during which the server still answers: `/readyz` says that it is stopping, so that load
     /// balancers send no more requests
-    #[arg(long, value_name = "S", default_value_t = 2, help_heading = "Limits and storage")]
+    #[arg(long, value_name = "S", default_value_t = 2, help_heading = "Limits and storage", value_parser = clap::value_parser!(u64).range(..=MAX_SECONDS))]
     pub linger: u64,
 }
 
@@ -143,6 +144,18 @@ fn gallery_limit(text: &str) -> Result<u64, String> {
     let bytes = crate::values::parse_bytes(text)?;
     let least = || format!("`{text}` is less than 64M");
     (bytes >= MIN_GALLERY).then_some(bytes).ok_or_else(least)
+}
+
+/// A host's name as clients send it, without its port.
+fn host_name(text: &str) -> Result<String, String> {
+    let is_name =
+        |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'));
+    let address = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let is_address = address.is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
+    if text == "*" || is_address || (!text.is_empty() && is_name(text)) {
+        return Ok(text.to_owned());
+    }
+    Err("expected a name such as kiln.home, without a scheme and a port".into())
 }
 
 fn model_alias(text: &str) -> Result<(String, String), String> {

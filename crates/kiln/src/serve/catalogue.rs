@@ -74,8 +74,10 @@ impl ModelCatalogue {
                 name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
             }
         };
-        let loras = args.loras.clone().or_else(|| super::next_to_models("loras"));
-        let vaes = args.vaes.clone().or_else(|| super::next_to_models("vaes"));
+        // Whole paths: errors cut folders off.
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let loras = args.loras.clone().or_else(|| super::next_to_models("loras")).map(absolute);
+        let vaes = args.vaes.clone().or_else(|| super::next_to_models("vaes")).map(absolute);
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
         Ok(ModelCatalogue {
             default: (name, location),

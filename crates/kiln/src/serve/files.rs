@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use kiln_server::LoraInfo;
@@ -13,6 +14,10 @@ const EXTENSION: &str = "safetensors";
 const MAX_DEPTH: usize = 4;
 /// The most trigger words of a LoRA: the lists of tags that some trainers store are long.
 const MAX_TRIGGERS: usize = 8;
+/// The longest trigger word, in characters: the header of a file may hold megabytes.
+const MAX_TRIGGER: usize = 200;
+/// The largest file beside a LoRA that is read for its words.
+const MAX_DESCRIPTION: u64 = 1 << 20;
 const PREVIEWS: [&str; 5] = ["preview.png", "png", "jpg", "jpeg", "webp"];
 
 /// Lists the names of the weight files in a folder and its subfolders: `ink`, `styles/wax`.
@@ -71,7 +76,11 @@ pub fn lora_preview(folder: Option<&Path>, name: &str) -> Option<Vec<u8>> {
 
 /// The trigger words of a LoRA: from A1111's or Civitai's file next to it, else from its header.
 fn triggers(weights: &Path, a1111: &Path, civitai: &Path) -> Vec<String> {
-    let json = |path: &Path| serde_json::from_str::<Value>(&fs::read_to_string(path).ok()?).ok();
+    let json = |path: &Path| {
+        let mut text = String::new();
+        fs::File::open(path).ok()?.take(MAX_DESCRIPTION).read_to_string(&mut text).ok()?;
+        serde_json::from_str::<Value>(&text).ok()
+    };
     let from_a1111 = || Some(split(json(a1111)?.get("activation text")?.as_str()?));
     let from_civitai = || {
         let words = json(civitai)?.get("trainedWords")?.as_array()?.clone();
@@ -88,7 +97,7 @@ fn triggers(weights: &Path, a1111: &Path, civitai: &Path) -> Vec<String> {
     let found = from_a1111().filter(filled).or_else(|| from_civitai().filter(filled)).or_else(from_header);
     let mut words = found.unwrap_or_default();
     words.truncate(MAX_TRIGGERS);
-    words
+    words.iter().map(|word| word.chars().take(MAX_TRIGGER).collect()).collect()
 }
 
 fn split(text: &str) -> Vec<String> {
@@ -158,5 +167,19 @@ mod tests {
             assert_eq!(find(Some(folder.path()), wrong), None);
         }
         assert!(lora_details(None).is_empty());
+    }
+
+    #[test]
+    fn words_of_megabytes_are_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = "é".repeat(1 << 20);
+        weights(&folder.path().join("a.safetensors"), serde_json::json!({ "trigger_word": long }));
+        weights(&folder.path().join("b.safetensors"), serde_json::json!({}));
+        let text = serde_json::json!({ "activation text": long }).to_string();
+        fs::write(folder.path().join("b.json"), text).unwrap();
+        let found = lora_details(Some(folder.path()));
+        let lengths: Vec<usize> =
+            found.iter().flat_map(|lora| &lora.triggers).map(|word| word.chars().count()).collect();
+        assert_eq!(lengths, [MAX_TRIGGER]);
     }
 }

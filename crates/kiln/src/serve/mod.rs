@@ -6,6 +6,7 @@ mod downloads;
 mod files;
 pub mod generator;
 pub mod signals;
+pub mod start;
 mod trainer;
 mod turn;
 mod upsample;
@@ -45,6 +46,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
                 &args.upsample,
             )?);
             check_names(&args.generator, &args.model_aliases, &models)?;
+            start::check(&args.generator, &models)?;
             Some(models)
         }
         // A gateway has the models of its workers.

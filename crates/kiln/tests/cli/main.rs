@@ -40,6 +40,8 @@ mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
 #[cfg(all(feature = "ember", feature = "serve"))]
+mod serve_options;
+#[cfg(all(feature = "ember", feature = "serve"))]
 mod serve_train;
 mod step_cache;
 mod terminal;
