@@ -62,6 +62,32 @@ test("a job whose server stops answering says so, and goes on with it", async (_
   }
 });
 
+test("an image that does not come is no silence either", async (_, { browser }) => {
+  const server = await startServer();
+  const [first, context] = [await browser.newContext(), await browser.newContext()];
+  try {
+    const other = await openPage(first, server.address);
+    await other.waitForSelector("[data-ready]");
+    await generate(other, "a cat");
+    await first.close();
+    // A browser that has not seen the image.
+    const page = await openPage(context, server.address);
+    await page.waitForFunction(() => document.querySelector("#grid img")?.naturalWidth > 0);
+    server.freeze();
+    await page.locator("#grid .open").click();
+    await visible(page, "#viewer");
+    await matches(page, "#offline-text", /The server does not answer/);
+    await visible(page, "#viewer #offline");
+    server.thaw();
+    await page.waitForFunction(() => document.querySelector("#viewer-image").naturalWidth === 128);
+    await hidden(page, "#offline");
+  } finally {
+    server.thaw();
+    await context.close();
+    await server.stop();
+  }
+});
+
 test("a job whose answer is lost on the way is one job", async (_, { browser }) => {
   const server = await startServer();
   const context = await browser.newContext();

@@ -1,10 +1,13 @@
 // Images of the server. One that can't be loaded is tried again; only the server's word that it is gone ends that.
 
 import { call } from "./api.js";
+import { untilReachable } from "./connection.js";
 import { make, sleep } from "./dom.js";
 
 /** Pauses before an image is tried again, in ms: the first, and the longest. */
 const [PAUSE, LONGEST] = [400, 30_000];
+/** Silence after which the server is asked for a sign of life, in ms. */
+const PATIENCE = 5000;
 /** How often an image is tried again that the server has. */
 const ATTEMPTS = 4;
 /** What an element shows. */
@@ -34,6 +37,10 @@ export function showImage(element, src, gone = () => {}) {
     }
   };
   element.src = src;
+  // A lazy image may not have been asked for yet.
+  if (src.startsWith("data:") || element.loading === "lazy") return;
+  const timer = setTimeout(untilReachable, PATIENCE);
+  for (const name of ["load", "error"]) element.addEventListener(name, () => clearTimeout(timer), { once: true });
 }
 
 /** An image element. */
