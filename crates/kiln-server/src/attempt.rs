@@ -87,6 +87,7 @@ impl JobAttempt {
             (state.started, state.group_size) =
                 (Instant::now(), u32::try_from(group_size).unwrap_or(1).max(1));
         }
+        self.server.ledger.generating(&live.id);
         live.change(|s| s.state = JobState::Running);
     }
 

@@ -12,12 +12,13 @@ use super::{Caller, json, response, run_blocking};
 use crate::Server;
 use crate::auth::{Auth, set_cookie};
 use crate::sessions::SESSION_AGE;
+use crate::store::StoreError;
 
 /// The status of the server.
 #[derive(Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ServerStatus {
-    /// `ok`, `starting`, `stopping` or `storage`.
+    /// `ok`, `starting`, `stopping`, `storage` or `queue`.
     status: &'static str,
     /// What is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +40,7 @@ pub(crate) async fn health() -> Response {
 /// Reports whether the model is loaded, jobs are processed and images can be stored.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/readyz", tag = "server", responses(
     (status = 200, body = ServerStatus),
-    (status = 503, description = "Starting, stopping, or the data folder is full or gone", body = ServerStatus),
+    (status = 503, description = "Starting, stopping, the data folder is full or gone, or the queue of a fleet can't be used", body = ServerStatus),
 )))]
 pub(crate) async fn ready(State(server): State<Server>) -> Response {
     if !server.is_ready() {
@@ -47,15 +48,21 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
         return json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus::new(status));
     }
     let check = run_blocking(move || {
-        server.check_storage().inspect_err(|error| tracing::error!(%error, "the data folder can't be used"))
+        let checked = server.check_storage();
+        let problem = checked.inspect_err(|error| tracing::error!(%error, "nothing can be stored")).err();
+        Ok::<_, ApiError>(problem.map(|problem| match problem {
+            StoreError::Queue(reason) => ("queue", format!("the queue can't be used: {reason}")),
+            // The route is public: the path stays in the log.
+            _ => ("storage", "the data folder is full or gone; the log says more".to_owned()),
+        }))
     });
-    if check.await.is_err() {
-        // The route is public: the path stays in the log.
-        let message = "the data folder is full or gone; the log says more".to_owned();
-        let status = ServerStatus { status: "storage", message: Some(message) };
-        return json(StatusCode::SERVICE_UNAVAILABLE, &status);
+    match check.await {
+        Ok(None) => json(StatusCode::OK, &ServerStatus::new("ok")),
+        Ok(Some((status, message))) => {
+            json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus { status, message: Some(message) })
+        }
+        Err(_) => json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus::new("storage")),
     }
-    json(StatusCode::OK, &ServerStatus::new("ok"))
 }
 
 /// Returns metrics in Prometheus' text format.

@@ -9,9 +9,9 @@ use futures_util::StreamExt;
 use super::FleetConfig;
 use super::announce::NodeRecord;
 use super::gateway::cancel;
-use super::link::{FleetError, Link, Result, is_present};
+use super::link::{FleetError, Link, Patience, Result, WriteOutcome};
 use super::records::JobRecord;
-use super::replica::Replica;
+use super::replica::{Follower, Replica};
 use crate::store::JobState;
 
 /// A job as its operator sees it.
@@ -62,13 +62,20 @@ pub struct QueueAdmin {
     replica: Arc<Replica>,
 }
 
+/// Needs only what the replica knows.
+struct Nobody;
+
+impl Follower for Nobody {
+    fn before(&self, _: &async_nats::jetstream::kv::Entry) {}
+}
+
 impl QueueAdmin {
     /// Connects to the queue and reads its records.
     pub fn open(config: FleetConfig) -> Result<QueueAdmin> {
-        let link = Link::open(config)?;
+        let link = Link::open(config, Patience::WORKER)?;
         let replica = Replica::new(&link);
-        link.handle().spawn(Arc::clone(&replica).follow(Arc::downgrade(&link), |_| {}, || {}));
-        replica.catch_up(&link)?;
+        link.handle().spawn(Arc::clone(&replica).follow(Arc::downgrade(&link), Nobody));
+        replica.catch_up_reading(&link)?;
         Ok(QueueAdmin { link, replica })
     }
 
@@ -103,7 +110,7 @@ impl QueueAdmin {
     pub fn job(&self, id: &str) -> Result<Option<FleetJob>> {
         let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
         let entry = self.link.wait(async move { link.entry(&key).await })??;
-        Ok(entry.filter(is_present).and_then(|entry| {
+        Ok(entry.filter(|entry| entry.is_present).and_then(|entry| {
             let job = serde_json::from_slice::<JobRecord>(&entry.value).ok()?;
             Some(FleetJob::from(&job))
         }))
@@ -149,21 +156,25 @@ impl QueueAdmin {
     pub fn retry(&self, id: &str) -> Result<bool> {
         let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
         let retried = self.link.wait(async move {
-            let Some(entry) = link.entry(&key).await?.filter(is_present) else { return Ok(false) };
+            let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else {
+                return Ok(false);
+            };
             let Ok(mut job) = serde_json::from_slice::<JobRecord>(&entry.value) else { return Ok(false) };
             if job.state != JobState::Failed {
                 return Ok(false);
             }
             job.return_to_queue();
-            (job.kills, job.failures, job.cancel, job.stop_at_preview) = (0, 0, false, false);
+            (job.kills, job.failures, job.losses) = (0, 0, 0);
+            job.suspects.clear();
+            (job.cancel, job.stop_at_preview) = (false, false);
             (job.error, job.finished) = (None, None);
             job.failed_on.clear();
             job.history.push("retried by the operator".into());
-            // The ticket first: there are never fewer tickets than unfinished jobs.
-            let ticket = serde_json::to_vec(&job).unwrap_or_default();
+            if link.update(&key, &job, entry.revision).await? == WriteOutcome::Conflict {
+                return Ok(false);
+            }
             let message = format!("{}-retry-{}", job.id, entry.revision);
-            link.publish(link.ticket_subject(&job.model), &message, ticket.into()).await?;
-            link.update(&key, &job, entry.revision).await.map(|_| true)
+            link.publish_ticket(&job, &message).await.map(|()| true)
         })??;
         if retried {
             self.purge_dead(Some(id))?;

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use kiln_base::hex;
 use serde::Serialize;
 
@@ -11,12 +12,14 @@ use super::FleetConfig;
 use super::announce::Announcer;
 use super::catalogue::FleetCatalogue;
 use super::housekeeping::Housekeeper;
-use super::link::{FleetError, Link, WriteOutcome, is_present};
+use super::link::{FleetError, Link, Patience, WriteOutcome};
 use super::mirror;
 use super::objects::Objects;
+use super::reconcile::Reconciler;
 use super::records::{InputRecord, JobRecord, MarkRecord};
 use super::replica::Replica;
 use crate::live::LiveJob;
+use crate::server::random_bytes;
 use crate::sessions::Session;
 use crate::store::{
     Claim, FileKind, Files, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, JobState,
@@ -28,7 +31,7 @@ type Result<T> = std::result::Result<T, StoreError>;
 
 /// Opens a gateway. The folder of `config` holds the replica; one of an earlier process is deleted.
 pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<Server, FleetError> {
-    let link = Link::open(fleet)?;
+    let link = Link::open(fleet, Patience::GATEWAY)?;
     clear(&config.folder);
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
     store.skip_syncs().map_err(|error| FleetError(error.to_string()))?;
@@ -42,6 +45,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
         store: Arc::clone(&store),
         files: files.clone(),
         catalogue: Arc::clone(&catalogue),
+        clock: SubmissionClock::default(),
     };
     let (catalogue_of, ledger) = (Box::new(Arc::clone(&catalogue)), Box::new(ledger));
     let server = Server::new(config, catalogue_of, store, ledger, Box::new(files.clone()))
@@ -52,7 +56,15 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
     let mut housekeeper = Housekeeper::new(&link, &replica, &files.stored);
     std::thread::Builder::new()
         .name("announcing".into())
-        .spawn(move || Announcer::new(&link, false).run(&weak, |server| housekeeper.work(server)))
+        .spawn({
+            let link = Arc::clone(&link);
+            move || Announcer::new(&link, false).run(&weak, |server| housekeeper.work(server))
+        })
+        .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+    let (weak, reconciler) = (server.downgrade(), Reconciler::new(&link, &replica));
+    std::thread::Builder::new()
+        .name("reconciling".into())
+        .spawn(move || reconciler.run(|| weak.upgrade().is_some()))
         .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
     server.set_ready();
     Ok(server)
@@ -72,6 +84,22 @@ struct GatewayLedger {
     store: Arc<Store>,
     files: Objects,
     catalogue: Arc<FleetCatalogue>,
+    clock: SubmissionClock,
+}
+
+/// Numbers the submissions of a gateway: by the microsecond, never twice the same, and apart from other gateways'.
+#[derive(Default)]
+pub(super) struct SubmissionClock(AtomicU64);
+
+impl SubmissionClock {
+    fn next(&self, gateway: &str) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let last = self.0.fetch_update(SeqCst, SeqCst, |last| Some(now.max(last + 1)));
+        let time = last.map_or(now, |last| now.max(last + 1));
+        let own = gateway.bytes().fold(0, |hash: u64, byte| hash.wrapping_mul(31) + u64::from(byte));
+        // 51 bits of time and 10 of the gateway: fits into the database's numbers.
+        (time << 10) | (own % 1024)
+    }
 }
 
 impl GatewayLedger {
@@ -104,7 +132,7 @@ pub(super) async fn change_job(
 ) -> std::result::Result<Option<u64>, FleetError> {
     let key = JobRecord::record_key(id);
     loop {
-        let Some(entry) = link.entry(&key).await?.filter(is_present) else { return Ok(None) };
+        let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else { return Ok(None) };
         let record = serde_json::from_slice::<JobRecord>(&entry.value);
         let mut record = record.map_err(|error| FleetError(format!("the record of job {id}: {error}")))?;
         if !change(&mut record) {
@@ -133,40 +161,49 @@ impl Ledger for GatewayLedger {
         if record.model.is_empty() {
             return Err(StoreError::Queue("no worker has announced a model yet".into()));
         }
+        record.sequence = self.clock.next(&self.link.id);
+        record.submission = hex(random_bytes::<8>());
         mirror::connect(live, &self.link);
         let link = Arc::clone(&self.link);
-        let keyed = key.is_some();
         let submitted = self.link.wait(async move {
             let name = JobRecord::record_key(&record.id);
-            if keyed && let Some(earlier) = link.entry(&name).await?.filter(is_present) {
-                return Ok(Err(earlier));
-            }
-            let ticket: Bytes = serde_json::to_vec(&record).unwrap_or_default().into();
-            // From here on the job is accepted, whatever happens to this process.
-            record.sequence = link.publish(link.ticket_subject(&record.model), &record.id, ticket).await?;
-            match link.create(&name, &record).await? {
-                WriteOutcome::Revision(revision) => Ok(Ok(revision)),
-                // A worker was faster, or another gateway got the same key.
-                WriteOutcome::Conflict => match link.entry(&name).await? {
-                    Some(entry) if keyed => Ok(Err(entry)),
-                    Some(entry) => Ok(Ok(entry.revision)),
-                    None => Err(FleetError("the record disappeared after it was created".into())),
-                },
-            }
+            // The job is accepted once its record is there. Only its gateway creates it: whoever finds another one has
+            // repeated a request.
+            let revision = match link.create(&name, &record).await? {
+                WriteOutcome::Revision(revision) => revision,
+                WriteOutcome::Conflict => {
+                    let missing = || FleetError("the record disappeared after it was created".into());
+                    let entry = link.entry(&name).await?.ok_or_else(missing)?;
+                    let stored = serde_json::from_slice::<JobRecord>(&entry.value);
+                    let stored = stored.map_err(|error| FleetError(format!("the record {name}: {error}")))?;
+                    if stored.submission != record.submission {
+                        return Ok(Err((entry.revision, stored)));
+                    }
+                    // Its own: the answer was lost, and a worker may have claimed it since.
+                    entry.revision
+                }
+            };
+            let publishing = Arc::clone(&link);
+            link.handle().spawn(async move {
+                if let Err(error) = publishing.publish_ticket(&record, &record.submission).await {
+                    tracing::warn!(job = record.id, %error, "no ticket yet: the reconciler publishes it");
+                }
+            });
+            Ok::<_, FleetError>(Ok(revision))
         })??;
         match submitted {
             Ok(revision) => {
-                self.replica.wait_for(revision)?;
+                // Accepted in any case; clients may see it a little later.
+                if let Err(error) = self.replica.wait_for(revision) {
+                    tracing::warn!(job = live.id, %error, "an accepted job is not known here yet");
+                }
                 Ok(None)
             }
-            Err(earlier) => {
-                self.replica.wait_for(earlier.revision)?;
+            Err((revision, earlier)) => {
+                self.replica.wait_for(revision)?;
                 let fingerprint = key.map(|key| key.fingerprint.as_str());
-                let record = serde_json::from_slice::<JobRecord>(&earlier.value).ok();
-                let same =
-                    record.filter(|record| record.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint);
-                // It may be our own record: a worker created it from the ticket, or an answer was lost.
-                Ok(Some(same.map(|record| record.id)))
+                let same = earlier.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint;
+                Ok(Some(same.then_some(earlier.id)))
             }
         }
     }
@@ -280,10 +317,7 @@ impl Ledger for GatewayLedger {
 
     fn check(&self) -> Result<()> {
         self.store.check()?;
-        match self.link.is_connected() {
-            true => Ok(()),
-            false => Err(StoreError::Queue("the connection is lost".into())),
-        }
+        Ok(self.link.check()?)
     }
 
     fn cancel(&self, id: &str, at_preview: bool) {

@@ -1,13 +1,15 @@
 //! The connection to NATS: the streams, buckets and subjects of a fleet, and blocking calls to them.
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
-use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, UpdateErrorKind};
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::kv::{Entry, Operation, UpdateErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{self, RetentionPolicy};
+use async_nats::jetstream::stream::{self, LastRawMessageErrorKind, RetentionPolicy};
 use async_nats::jetstream::{self, kv};
 use async_nats::{Client, ConnectOptions, Event};
 use bytes::Bytes;
@@ -17,6 +19,8 @@ use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
 use super::FleetConfig;
+use super::health::{self, Health};
+use super::records::JobRecord;
 use crate::server::random_bytes;
 use crate::store::StoreError;
 
@@ -37,10 +41,28 @@ pub(super) fn failed(what: &str) -> impl Fn(&dyn std::fmt::Display) -> FleetErro
     move |error| FleetError(format!("{what}: {error}"))
 }
 
-/// How long a call is retried while the servers can't be reached.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(25);
 /// How long one try may take.
 const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How long a process tries to reach the servers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// How long a call is retried.
+    pub(super) total: Duration,
+    /// How long one try may take.
+    pub(super) each: Duration,
+}
+
+impl Patience {
+    /// A worker waits: it has nothing else to do.
+    pub(super) const WORKER: Patience = Patience { total: Duration::from_secs(25), each: TIMEOUT };
+    /// A client of a gateway can send its request again, to another one.
+    pub(super) const GATEWAY: Patience =
+        Patience { total: Duration::from_millis(4200), each: Duration::from_millis(1500) };
+}
+
+/// The header of a record that says what was done to it.
+const KV_OPERATION: &str = "KV-Operation";
 /// Repeated submissions within this time are one job, whatever became of the answers.
 const DUPLICATE_WINDOW: Duration = Duration::from_secs(600);
 /// Dead letters are kept this long.
@@ -66,6 +88,8 @@ pub(super) struct Link {
     pub(super) state: kv::Store,
     pub(super) jobs: stream::Stream,
     pub(super) dead: stream::Stream,
+    patience: Patience,
+    pub(super) health: Health,
 }
 
 impl Drop for Link {
@@ -79,7 +103,7 @@ impl Drop for Link {
 
 impl Link {
     /// Connects, and creates what is missing on the servers.
-    pub(super) fn open(config: FleetConfig) -> Result<Arc<Link>> {
+    pub(super) fn open(config: FleetConfig, patience: Patience) -> Result<Arc<Link>> {
         let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
         if config.prefix.is_empty() || !config.prefix.chars().all(valid) {
             return Err(FleetError(format!(
@@ -102,7 +126,18 @@ impl Link {
         let opened = opened.recv().map_err(|_| FleetError("the connection was closed".into()))?;
         let (client, jetstream, state, jobs, dead) = opened?;
         let id = hex(random_bytes::<8>());
-        Ok(Arc::new(Link { runtime: Some(runtime), config, id, client, jetstream, state, jobs, dead }))
+        Ok(Arc::new(Link {
+            runtime: Some(runtime),
+            config,
+            id,
+            client,
+            jetstream,
+            state,
+            jobs,
+            dead,
+            patience,
+            health: Health::default(),
+        }))
     }
 
     pub(super) fn handle(&self) -> tokio::runtime::Handle {
@@ -154,36 +189,95 @@ impl Link {
         self.jobs.create_consumer(config).await.map_err(|error| failed("creating a consumer")(&error))
     }
 
+    /// Publishes the ticket of a job, or another one for it; `id` makes the stream drop repetitions. If the stream is gone
+    /// it is created again: the reconciler publishes what was on it.
+    pub(super) async fn publish_ticket(&self, job: &JobRecord, id: &str) -> Result<()> {
+        let ticket = serde_json::to_vec(job).unwrap_or_default();
+        let published = self.publish(&self.jobs, self.ticket_subject(&job.model), id, ticket.into()).await;
+        self.health.set_tickets(published.as_ref().err().map(ToString::to_string));
+        published
+    }
+
+    /// Publishes a dead letter.
+    pub(super) async fn publish_dead(&self, job: &JobRecord) -> Result<()> {
+        let id = format!("{}-{}", job.id, job.attempts);
+        let letter = serde_json::to_vec(job).unwrap_or_default();
+        self.publish(&self.dead, self.subject("dead", &job.id), &id, letter.into()).await
+    }
+
     /// Publishes a message to a stream, and retries until it is acknowledged; the stream drops duplicates of an id.
-    /// Returns the message's sequence.
-    pub(super) async fn publish(&self, subject: String, id: &str, payload: Bytes) -> Result<u64> {
-        retry("publishing a message", || async {
+    async fn publish(
+        &self,
+        stream: &stream::Stream,
+        subject: String,
+        id: &str,
+        payload: Bytes,
+    ) -> Result<()> {
+        self.retry("publishing a message", || async {
             let message = PublishMessage::build().message_id(id).payload(payload.clone());
-            let ack = self.jetstream.send_publish(subject.clone(), message).await.map_err(Failure::retry)?;
-            ack.await.map(|ack| ack.sequence).map_err(Failure::retry)
+            let sent = self.jetstream.send_publish(subject.clone(), message).await;
+            let error = match sent {
+                Ok(ack) => match ack.await {
+                    Ok(_) => return Ok(()),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if error.kind() == PublishErrorKind::StreamNotFound {
+                self.restore_stream(stream).await.map_err(Failure::retry)?;
+            }
+            Err(Failure::retry(error))
         })
         .await
     }
 
-    /// Reads a record; `None` if there never was one.
-    pub(super) async fn entry(&self, key: &str) -> Result<Option<Entry>> {
-        retry("reading a record", || async { self.state.entry(key).await.map_err(Failure::retry) }).await
+    /// Creates a stream again, as it was, if it is gone.
+    pub(super) async fn restore_stream(&self, stream: &stream::Stream) -> Result<()> {
+        let mut config = stream.cached_info().config.clone();
+        // What the server itself has added.
+        config.metadata.retain(|name, _| !name.starts_with("_nats."));
+        let (name, gone) = (config.name.clone(), |error: &dyn std::fmt::Display| {
+            FleetError(format!("the stream `{}` is gone: {error}", stream.cached_info().config.name))
+        });
+        match self.jetstream.get_stream(&name).await {
+            Ok(_) => return Ok(()),
+            Err(error) if health::is_missing(&error) => {}
+            Err(error) => return Err(gone(&error)),
+        }
+        self.jetstream.get_or_create_stream(config).await.map_err(|error| gone(&error))?;
+        tracing::error!(stream = name, "a stream of the queue was gone; it was created again");
+        Ok(())
     }
 
-    /// Creates a record.
-    pub(super) async fn create(&self, key: &str, value: &impl Serialize) -> Result<WriteOutcome> {
-        let value = json(value);
-        retry("creating a record", || async {
-            match self.state.create(key, value.clone()).await {
-                Ok(revision) => Ok(WriteOutcome::Revision(revision)),
-                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(WriteOutcome::Conflict),
+    /// Reads a record; `None` if there never was one. Asks the leader: another server's copy may be an old one.
+    pub(super) async fn entry(&self, key: &str) -> Result<Option<Record>> {
+        let subject = format!("{}{key}", self.state.prefix);
+        self.retry("reading a record", || async {
+            match self.state.stream.get_last_raw_message_by_subject(&subject).await {
+                Ok(message) => {
+                    let operation = message.headers.get(KV_OPERATION).map(|operation| operation.as_str());
+                    let is_present = !matches!(operation, Some("DEL" | "PURGE"));
+                    Ok(Some(Record { revision: message.sequence, value: message.payload, is_present }))
+                }
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
                 Err(error) => Err(Failure::retry(error)),
             }
         })
         .await
     }
 
-    /// Changes a record that has this revision. A write whose answer was lost may be reported as a conflict.
+    /// Creates a record, also in place of one that was deleted.
+    pub(super) async fn create(&self, key: &str, value: &impl Serialize) -> Result<WriteOutcome> {
+        match self.update(key, value, 0).await? {
+            WriteOutcome::Conflict => match self.entry(key).await? {
+                Some(deleted) if !deleted.is_present => self.update(key, value, deleted.revision).await,
+                _ => Ok(WriteOutcome::Conflict),
+            },
+            created => Ok(created),
+        }
+    }
+
+    /// Changes a record that has this revision; 0 creates it.
     pub(super) async fn update(
         &self,
         key: &str,
@@ -191,11 +285,19 @@ impl Link {
         revision: u64,
     ) -> Result<WriteOutcome> {
         let value = json(value);
-        retry("changing a record", || async {
+        let is_first = AtomicBool::new(true);
+        self.retry("changing a record", || async {
+            let is_first = is_first.swap(false, SeqCst);
             match self.state.update(key, value.clone(), revision).await {
                 Ok(revision) => Ok(WriteOutcome::Revision(revision)),
                 Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
-                    Ok(WriteOutcome::Conflict)
+                    // After a try whose answer was lost, the conflict may be with that one.
+                    let stored =
+                        if is_first { None } else { self.entry(key).await.map_err(Failure::retry)? };
+                    Ok(match stored {
+                        Some(stored) if stored.value == value => WriteOutcome::Revision(stored.revision),
+                        _ => WriteOutcome::Conflict,
+                    })
                 }
                 Err(error) => Err(Failure::retry(error)),
             }
@@ -203,10 +305,15 @@ impl Link {
         .await
     }
 
+    /// Writes something; every record with a lower revision was written before this call, or during it.
+    pub(super) async fn fence(&self) -> Result<u64> {
+        self.put(health::FENCE, &self.id).await
+    }
+
     /// Writes a record, whatever its revision.
     pub(super) async fn put(&self, key: &str, value: &impl Serialize) -> Result<u64> {
         let value = json(value);
-        retry("writing a record", || async {
+        self.retry("writing a record", || async {
             self.state.put(key, value.clone()).await.map_err(Failure::retry)
         })
         .await
@@ -214,12 +321,13 @@ impl Link {
 
     /// Deletes a record; a delete marker stays.
     pub(super) async fn delete(&self, key: &str) -> Result<()> {
-        retry("deleting a record", || async { self.state.delete(key).await.map_err(Failure::retry) }).await
+        self.retry("deleting a record", || async { self.state.delete(key).await.map_err(Failure::retry) })
+            .await
     }
 
     /// The last revision of the bucket.
     pub(super) async fn last_revision(&self) -> Result<u64> {
-        retry("reading the last revision", || async {
+        self.retry("reading the last revision", || async {
             let info = self.state.stream.get_info().await.map_err(Failure::retry)?;
             Ok(info.state.last_sequence)
         })
@@ -230,6 +338,41 @@ impl Link {
     pub(super) fn is_connected(&self) -> bool {
         self.client.connection_state() == async_nats::connection::State::Connected
     }
+
+    /// Whether clients wait for this process.
+    pub(super) fn is_gateway(&self) -> bool {
+        self.patience.total == Patience::GATEWAY.total
+    }
+
+    /// Tries until it works, as long as this process is patient.
+    async fn retry<T, F>(&self, what: &str, mut attempt: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = std::result::Result<T, Failure>>,
+    {
+        let started = Instant::now();
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let error = match tokio::time::timeout(self.patience.each, attempt()).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(Failure(error))) => error,
+                Err(_) => "timed out".into(),
+            };
+            if started.elapsed() + pause >= self.patience.total {
+                return Err(FleetError(format!("{what}: {error}")));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+}
+
+/// A record as it is stored.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) revision: u64,
+    pub(super) value: Bytes,
+    /// Whether it is the record itself, not a marker of its deletion.
+    pub(super) is_present: bool,
 }
 
 /// Whether an entry is the record itself, not a marker of its deletion.
@@ -248,27 +391,6 @@ struct Failure(String);
 impl Failure {
     fn retry(error: impl std::fmt::Display) -> Failure {
         Failure(error.to_string())
-    }
-}
-
-/// Tries until it works, at most for [`RETRY_TIMEOUT`].
-async fn retry<T, F>(what: &str, mut attempt: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = std::result::Result<T, Failure>>,
-{
-    let started = Instant::now();
-    let mut pause = Duration::from_millis(20);
-    loop {
-        let error = match tokio::time::timeout(TIMEOUT, attempt()).await {
-            Ok(Ok(done)) => return Ok(done),
-            Ok(Err(Failure(error))) => error,
-            Err(_) => "timed out".into(),
-        };
-        if started.elapsed() + pause > RETRY_TIMEOUT {
-            return Err(FleetError(format!("{what}: {error}")));
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_millis(500));
     }
 }
 
@@ -349,7 +471,7 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
     let dead = jetstream
         .get_or_create_stream(stream::Config {
             name: format!("{name}_DEAD"),
-            description: Some("Jobs that killed two workers or failed three times".into()),
+            description: Some("Jobs that were given up".into()),
             subjects: vec![format!("{}.dead.>", config.prefix)],
             max_age: DEAD_AGE,
             max_message_size: MAX_RECORD,

@@ -15,7 +15,7 @@ use super::catalogue::FleetCatalogue;
 use super::gateway::cancel;
 use super::link::{Link, is_present};
 use super::records::{ImageRecord, InputRecord, JobRecord, MarkRecord};
-use super::replica::{Replica, queued_job};
+use super::replica::{Follower, Replica, queued_job};
 use super::worker::ProgressMessage;
 use crate::Server;
 use crate::generator::{ErrorKind, JobError};
@@ -39,18 +39,7 @@ pub(super) fn start(
         catalogue: Arc::clone(catalogue),
         early: Mutex::default(),
     };
-    let before = move |entry: &Entry| {
-        if let Err(error) = mirror.apply(entry) {
-            tracing::error!(key = entry.key, %error, "can't apply a record");
-        }
-    };
-    let waking = server.downgrade();
-    let after = move || {
-        if let Some(server) = waking.upgrade() {
-            server.wake_all();
-        }
-    };
-    link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), before, after));
+    link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), mirror));
     for kind in ["progress", "preview"] {
         let (client, subject, server) = (link.client.clone(), link.subject(kind, "*"), server.downgrade());
         link.handle().spawn(async move {
@@ -121,6 +110,30 @@ struct Mirror {
     catalogue: Arc<FleetCatalogue>,
     /// Images whose job is not known yet: in a replay of the bucket, a job's last revision comes after its images.
     early: Mutex<HashMap<String, Vec<(ImageRecord, u64)>>>,
+}
+
+impl Follower for Mirror {
+    fn before(&self, entry: &Entry) {
+        if let Err(error) = self.apply(entry) {
+            tracing::error!(key = entry.key, %error, "can't apply a record");
+        }
+    }
+
+    fn after(&self) {
+        if let Some(server) = self.server.upgrade() {
+            server.wake_all();
+        }
+    }
+
+    fn lost(&self, jobs: &[String]) {
+        let Some(server) = self.server.upgrade() else { return };
+        let message = "the queue's records were deleted, and the job with them";
+        for live in jobs.iter().filter_map(|id| server.live(id)) {
+            server.remove_waiting(&live.id);
+            let error = JobError::server("lost", message);
+            live.change(|s| (s.state, s.error) = (JobState::Failed, Some(error.clone())));
+        }
+    }
 }
 
 /// Reads a record; one that can't be read is reported and skipped.

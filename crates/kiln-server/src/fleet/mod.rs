@@ -5,46 +5,63 @@
 //!
 //! | on NATS | holds |
 //! |---|---|
-//! | stream `KILN_JOBS`, subjects `kiln.jobs.MODEL` | tickets: one for each unfinished job; work-queue retention, explicit acks |
-//! | bucket `KILN_STATE` | records, changed by compare-and-set: `job.ID`, `image.ID`, `mark.ID`, `plot.ID`, `input.HASH.CLIENT`, `session.HASH`, `node.ID`, `model.NAME`, `fleet.files` |
+//! | stream `KILN_JOBS`, subjects `kiln.jobs.MODEL` | tickets: at least one for each unfinished job; work-queue retention, explicit acks |
+//! | bucket `KILN_STATE` | records, changed by compare-and-set: `job.ID`, `image.ID`, `mark.ID`, `plot.ID`, `input.HASH.CLIENT`, `session.HASH`, `node.ID`, `model.NAME`, `fleet.files`, `fleet.reconciler`; `fence` is written to learn the last revision |
 //! | object store `KILN_FILES`, or an S3 bucket | inputs and images, named by the SHA-256 of their content |
-//! | stream `KILN_DEAD` | dead letters: jobs that killed two workers or failed three times |
+//! | stream `KILN_DEAD` | dead letters: jobs that were given up |
 //! | subjects `kiln.progress.ID`, `kiln.preview.ID`, `kiln.watch.ID`, `kiln.lora.preview` | messages that may be lost |
 //!
-//! # Tickets
+//! # Records and tickets
 //!
-//! A ticket of model M is the right to run *one* queued job of M, not a particular one: the fair queue chooses a job
-//! from the records, so that clients are served fairly across gateways. A ticket carries the whole record of its own
-//! job, which is accepted once the stream has acknowledged the ticket; a worker that finds no record of the job creates
-//! it from there.
+//! The record of a job is the truth about it; tickets only wake workers. A gateway creates the record, and nobody else
+//! does; with that the job is accepted. Then it publishes a ticket. A ticket of model M lets a worker claim *one* queued
+//! job of M, not a particular one: the fair queue chooses it from the records, so that clients are served fairly across
+//! gateways.
 //!
-//! A worker claims a job with a ticket by compare-and-set of its record: `running`, its own id, the ticket's sequence.
-//! It acknowledges progress at every step, stores the images, writes the job's end to the record, again by
-//! compare-and-set and only if the claim is still its own, and acknowledges the ticket last.
+//! A worker claims a job by compare-and-set of its record: `running`, its own id, the ticket. It acknowledges progress at
+//! every step, stores the images, writes the job's end to the record, again by compare-and-set and only if the claim is
+//! still its own, and acknowledges the ticket last. A ticket is named by its sequence and the time at which it was
+//! stored: a stream that is created anew numbers its tickets anew.
 //!
-//! *No job is lost*: there are at least as many tickets of M as unfinished jobs of M, and every running job names its
-//! own ticket. A submission adds the ticket before the record. The end of a job is in the record before its ticket is
-//! acknowledged. Otherwise a ticket is removed only if no record is queued, with all records up to the bucket's last
-//! one known, and if no running job names it: then each unfinished job has another ticket. A job that is returned is
-//! `queued` again before its ticket is available again.
+//! *No job is done twice*: every change of a record names the revision that it was made from, and a job leaves `queued`
+//! and `running` only by such a change. A worker that was suspended can't end its job after another one has taken it.
 //!
-//! *No job is done twice*: a redelivered ticket belongs to the job that names it: the worker takes that job over if its
-//! worker is gone, and acknowledges the ticket if the job has ended. A worker that was suspended and believes that a
-//! ticket is still its own can't end its job: the record names another worker. Nor can it claim another job with that
-//! ticket: after a claim it reads all records up to its own, and returns the job if an earlier one names the ticket.
-//! Images are named by job and number, so that one that was generated twice is stored once.
+//! *No job is lost*: a record is `queued`, `running` or final, and
+//!
+//! 1. a running job whose worker is gone becomes queued again: by a worker that receives its ticket once more, or else
+//!    by the reconciler;
+//! 2. for every model there are, sooner or later, as many tickets that workers can get as unfinished jobs. A worker
+//!    removes a ticket only if its job has ended, or if no job of the model is queued, with all records known that were
+//!    written before (it writes a record itself and waits until it sees that). Whatever else becomes of tickets, with
+//!    a server that dies, a stream that is deleted or an acknowledgement that comes too late, the [reconciler](reconcile)
+//!    publishes those that are missing.
+//!
+//! So a queued job stays queued only while no worker with its model is idle. Surplus tickets do no harm: the worker that
+//! gets one finds no queued job and removes it, and the reconciler removes those of models without unfinished jobs. A
+//! ticket is published after its record, so none of a job that is still to come can be among them.
+//!
+//! *Every webhook is called*: the record holds the address until it was called. The gateway that accepted the job calls
+//! it, or the oldest one if that is gone.
+//!
+//! The decisions are functions without side effects in [`rules`]; `model.rs` explores every order of submissions, claims,
+//! ends, crashes, freezes, lost and doubled tickets with them.
 
 mod admin;
 mod announce;
 mod catalogue;
 mod gateway;
+mod health;
 mod housekeeping;
 mod link;
 mod lora_previews;
 mod mirror;
+#[cfg(test)]
+mod model;
 mod objects;
+mod reconcile;
 mod records;
 mod replica;
+mod rules;
 mod tickets;
 mod worker;
 
@@ -56,6 +73,7 @@ pub use announce::{NodeModel, NodeRecord};
 pub use gateway::open_gateway;
 pub use link::FleetError;
 pub use objects::S3Config;
+pub use rules::GiveUp;
 pub use worker::{FleetWorker, open_worker};
 
 /// How to reach the queue.
@@ -75,6 +93,8 @@ pub struct FleetConfig {
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// How long a worker may be silent before its job goes to another one.
     pub ack_wait: Duration,
+    /// When a job is given up.
+    pub give_up: GiveUp,
     /// Replicas of every stream and bucket, on a cluster of NATS servers.
     pub replicas: usize,
     /// A bucket for inputs and images, in place of the NATS servers; the same for the whole fleet.
@@ -96,6 +116,7 @@ impl FleetConfig {
             authority: None,
             certificate: None,
             ack_wait: Duration::from_secs(30),
+            give_up: GiveUp::default(),
             replicas: 1,
             s3: None,
             orphan_age: Duration::from_secs(24 * 3600),

@@ -9,6 +9,15 @@ use crate::live::{Api, LiveJob};
 use crate::priority::Priority;
 use crate::store::{IdempotencyKey, ImageRow, JobRow, JobState};
 
+/// A ticket: its sequence on the stream, and when it was stored. A stream that was deleted and created again numbers its
+/// messages anew, but at other times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TicketId {
+    /// In nanoseconds since 1970.
+    pub(crate) stored: i64,
+    pub(crate) sequence: u64,
+}
+
 /// A job, in its ticket and in `job.ID`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct JobRecord {
@@ -26,9 +35,12 @@ pub(crate) struct JobRecord {
     #[serde(default)]
     pub(crate) priority: Priority,
     pub(crate) state: JobState,
-    /// The sequence of its own ticket: the order of submission.
+    /// Its place in the order of submission: see [`super::gateway::SubmissionClock`].
     #[serde(default)]
     pub(crate) sequence: u64,
+    /// Tells a submission apart from another one with the same idempotency key.
+    #[serde(default)]
+    pub(crate) submission: String,
     /// Set if its client reordered its jobs: the sequence of the job whose place it has.
     #[serde(default)]
     pub(crate) rank: Option<u64>,
@@ -40,9 +52,15 @@ pub(crate) struct JobRecord {
     /// How often it was started.
     #[serde(default)]
     pub(crate) attempts: u32,
-    /// How many workers died while they ran it.
+    /// How many of `suspects` were gone when the last one was lost.
     #[serde(default)]
     pub(crate) kills: u32,
+    /// The workers that were lost while they ran it.
+    #[serde(default)]
+    pub(crate) suspects: Vec<String>,
+    /// How many workers were lost that had claimed it and did not run it yet.
+    #[serde(default)]
+    pub(crate) losses: u32,
     /// How often it failed with an error of a worker.
     #[serde(default)]
     pub(crate) failures: u32,
@@ -62,7 +80,13 @@ pub(crate) struct JobRecord {
     pub(crate) worker: Option<String>,
     /// The sequence of the ticket that it runs with, or ran with.
     #[serde(default)]
-    pub(crate) ticket: Option<u64>,
+    ticket: Option<u64>,
+    /// When that ticket was stored.
+    #[serde(default)]
+    ticket_stored: Option<i64>,
+    /// Whether its worker has begun to generate it.
+    #[serde(default)]
+    pub(crate) began: bool,
     /// Whether its worker is to cancel it.
     #[serde(default)]
     pub(crate) cancel: bool,
@@ -102,12 +126,15 @@ impl JobRecord {
             priority: live.priority,
             state: JobState::Queued,
             sequence: 0,
+            submission: String::new(),
             rank: None,
             created: row.created,
             started: None,
             finished: None,
             attempts: 0,
             kills: 0,
+            suspects: Vec::new(),
+            losses: 0,
             failures: 0,
             failed_on: Vec::new(),
             history: Vec::new(),
@@ -115,6 +142,8 @@ impl JobRecord {
             notes: Vec::new(),
             worker: None,
             ticket: None,
+            ticket_stored: None,
+            began: false,
             cancel: false,
             stop_at_preview: false,
             gateway: gateway.to_owned(),
@@ -136,7 +165,32 @@ impl JobRecord {
     /// Returns it to the queue.
     pub(crate) fn return_to_queue(&mut self) {
         self.state = JobState::Queued;
-        (self.worker, self.ticket, self.started) = (None, None, None);
+        (self.worker, self.ticket, self.ticket_stored, self.started) = (None, None, None, None);
+        self.began = false;
+    }
+
+    /// The ticket that it runs with, or ran with.
+    pub(crate) fn ticket_id(&self) -> Option<TicketId> {
+        Some(TicketId { stored: self.ticket_stored?, sequence: self.ticket? })
+    }
+
+    pub(crate) fn set_ticket(&mut self, ticket: TicketId) {
+        (self.ticket, self.ticket_stored) = (Some(ticket.sequence), Some(ticket.stored));
+    }
+
+    /// Whether it is to run alone: it may be what its workers died of.
+    pub(crate) fn is_suspected(&self) -> bool {
+        !self.suspects.is_empty() || self.kills > 0 || self.losses > 0
+    }
+
+    /// A queued job for tests of the rules.
+    #[cfg(test)]
+    pub(crate) fn test(id: &str) -> JobRecord {
+        let job = serde_json::json!({
+            "id": id, "client": "x", "attached": false, "api": "jobs", "model": "small", "cost": 1.0,
+            "state": "queued", "created": 0, "gateway": "x", "request": { "prompt": "a" },
+        });
+        serde_json::from_value(job).unwrap()
     }
 
     pub(crate) fn row(&self) -> JobRow {

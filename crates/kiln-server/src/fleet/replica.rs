@@ -11,12 +11,14 @@ use kiln_base::lock;
 
 use super::announce::NodeRecord;
 use super::link::{FleetError, Link, Result, is_present};
-use super::records::JobRecord;
+use super::records::{JobRecord, TicketId};
 use crate::fair_queue::{FairQueue, QueuedJob};
 use crate::priority::Priority;
 use crate::store::JobState;
 use crate::work::{batch_key, group_key, image_count};
 
+/// Pause before a watch that ended is started again.
+const RESTART: Duration = Duration::from_millis(100);
 /// Most tickets of ended jobs that are remembered.
 const MAX_SPENT: usize = 1 << 20;
 
@@ -43,13 +45,25 @@ pub(super) enum TicketUse {
     Spent,
 }
 
+/// Who hears of the records that a replica follows.
+pub(super) trait Follower: Send + Sync {
+    /// A record, before the replica applies it.
+    fn before(&self, entry: &Entry);
+    /// The replica has applied it.
+    fn after(&self) {}
+    /// The bucket was deleted and created again: these unfinished jobs are lost.
+    fn lost(&self, jobs: &[String]) {
+        let _ = jobs;
+    }
+}
+
 #[derive(Default)]
 pub(super) struct State {
     revision: u64,
     pub(super) jobs: HashMap<String, KnownJob>,
     /// The running job of each ticket.
-    tickets: HashMap<u64, String>,
-    spent: BTreeSet<u64>,
+    tickets: HashMap<TicketId, String>,
+    spent: BTreeSet<TicketId>,
     /// Queued jobs by model.
     queues: HashMap<String, FairQueue>,
     nodes: HashMap<String, KnownNode>,
@@ -81,33 +95,64 @@ impl Replica {
         lock(&self.state)
     }
 
-    /// Follows the bucket until the link is dropped. `before` sees every entry before the replica applies it; `after`
-    /// is called afterwards.
-    pub(super) async fn follow(
-        self: Arc<Self>,
-        link: std::sync::Weak<Link>,
-        before: impl Fn(&Entry) + Send,
-        after: impl Fn() + Send,
-    ) {
-        loop {
-            let Some(opened) = link.upgrade() else { return };
-            let watch = opened.state.watch_with_history(">").await;
+    /// Follows the bucket until the link is dropped.
+    pub(super) async fn follow(self: Arc<Self>, link: std::sync::Weak<Link>, follower: impl Follower) {
+        let mut incarnation = None;
+        while let Some(opened) = link.upgrade() {
+            let Ok(info) = opened.state.stream.get_info().await.inspect_err(|error| {
+                tracing::warn!(%error, "can't follow the queue's records");
+            }) else {
+                drop(opened);
+                tokio::time::sleep(RESTART).await;
+                continue;
+            };
+            if incarnation.replace(info.created).is_some_and(|known| known != info.created) {
+                let jobs = self.forget();
+                tracing::error!(
+                    unfinished = jobs.len(),
+                    "the queue's bucket was deleted: the records of all jobs and images are lost"
+                );
+                follower.lost(&jobs);
+            }
+            let known = self.state().revision;
+            let watch = match known {
+                0 => opened.state.watch_with_history(">").await,
+                _ => opened.state.watch_all_from_revision(known + 1).await,
+            };
+            let silence = 2 * super::announce::interval(&opened) + Duration::from_secs(1);
             drop(opened);
             match watch {
-                Ok(mut watch) => {
-                    while let Some(Ok(entry)) = watch.next().await {
-                        if entry.revision > self.state().revision {
-                            before(&entry);
+                Ok(mut watch) => loop {
+                    match tokio::time::timeout(silence, watch.next()).await {
+                        Ok(Some(Ok(entry))) if entry.revision > self.state().revision => {
+                            follower.before(&entry);
                             self.apply(&entry);
-                            after();
+                            follower.after();
+                        }
+                        Ok(Some(Ok(_))) => {}
+                        Ok(_) => break tracing::warn!("the watch on the queue's records ended"),
+                        Err(_) => {
+                            // This process announces itself more often than this: does the watch miss something?
+                            let Some(opened) = link.upgrade() else { return };
+                            let Ok(info) = opened.state.stream.get_info().await else { continue };
+                            let missed = info.state.last_sequence > self.state().revision;
+                            if missed || incarnation != Some(info.created) {
+                                break tracing::warn!("the watch on the queue's records is silent");
+                            }
                         }
                     }
-                    tracing::warn!("the watch on the queue's records ended; starting it again");
-                }
+                },
                 Err(error) => tracing::warn!(%error, "can't follow the queue's records"),
             }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(RESTART).await;
         }
+    }
+
+    /// Forgets everything; returns the unfinished jobs.
+    fn forget(&self) -> Vec<String> {
+        let forgotten = std::mem::take(&mut *self.state());
+        self.changed.notify_all();
+        forgotten.jobs.into_keys().collect()
     }
 
     fn apply(&self, entry: &Entry) {
@@ -147,8 +192,16 @@ impl Replica {
         Ok(())
     }
 
-    /// Waits until everything is known that was in the bucket when this was called.
+    /// Waits until everything is known that was in the bucket when this was called. A write decides what that is: after
+    /// a change of leaders, the servers' own word for the last revision may be an old one.
     pub(super) fn catch_up(&self, link: &Arc<Link>) -> Result<()> {
+        let writing = Arc::clone(link);
+        let last = link.wait(async move { writing.fence().await })??;
+        self.wait_for(last)
+    }
+
+    /// [`Replica::catch_up`] for those who only read.
+    pub(super) fn catch_up_reading(&self, link: &Arc<Link>) -> Result<()> {
         let asking = Arc::clone(link);
         let last = link.wait(async move { asking.last_revision().await })??;
         self.wait_for(last)
@@ -172,11 +225,18 @@ impl Replica {
     }
 }
 
+impl Replica {
+    /// Whether a node has announced itself lately.
+    pub(super) fn is_alive(&self, id: &str) -> bool {
+        self.state().nodes.get(id).is_some_and(|node| node.seen.elapsed() < self.gone_after)
+    }
+}
+
 impl State {
     fn apply_job(&mut self, id: &str, revision: u64, record: Option<Arc<JobRecord>>, own_id: &str) {
         let before = self.jobs.remove(id);
         if let Some(KnownJob { record: before, .. }) = &before {
-            if let Some(ticket) = before.ticket
+            if let Some(ticket) = before.ticket_id()
                 && self.tickets.get(&ticket).is_some_and(|job| job == id)
             {
                 self.tickets.remove(&ticket);
@@ -193,7 +253,7 @@ impl State {
             }
         }
         let Some(record) = record else { return };
-        if let Some(ticket) = record.ticket {
+        if let Some(ticket) = record.ticket_id() {
             if record.state.is_final() {
                 self.spent.insert(ticket);
                 if self.spent.len() > MAX_SPENT {
@@ -213,7 +273,7 @@ impl State {
     }
 
     /// What a ticket is used for.
-    pub(super) fn ticket_use(&self, ticket: u64) -> TicketUse {
+    pub(super) fn ticket_use(&self, ticket: TicketId) -> TicketUse {
         if self.spent.contains(&ticket) {
             return TicketUse::Spent;
         }
@@ -252,7 +312,7 @@ pub(super) fn queued_job(record: &JobRecord) -> QueuedJob {
         client: record.client.clone(),
         priority: record.priority,
         group_key: group_key(&record.request),
-        batch_key: (record.kills == 0).then(|| batch_key(&record.request)),
+        batch_key: (!record.is_suspected()).then(|| batch_key(&record.request)),
         images: image_count(&record.request),
         cost: record.cost,
         ordered: record.rank.is_some(),

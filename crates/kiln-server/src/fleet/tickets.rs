@@ -10,25 +10,32 @@ use async_nats::jetstream::message::{AckKind, Acker, Message};
 use futures_util::StreamExt;
 use kiln_base::lock;
 
-use super::link::{FleetError, Link, Result, WriteOutcome, is_present};
-use super::records::JobRecord;
+use super::gateway::change_job;
+use super::link::{FleetError, Link, Result, WriteOutcome};
+use super::records::{JobRecord, TicketId};
 use super::replica::{KnownJob, Replica, TicketUse};
+use super::rules::{self, Named, TicketAction, TicketView};
 use crate::generator::name;
 use crate::store::{JobState, now};
 
-/// A job that has killed this many workers is given up.
-const MAX_KILLS: u32 = 2;
-/// A job that has failed this many times is given up.
-const MAX_FAILURES: u32 = 3;
-
 /// How long a ticket is left to other workers if this one can't run what is queued.
 const NAK_DELAY: Duration = Duration::from_millis(300);
+/// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
+const ASIDE_DELAY: Duration = Duration::from_secs(1);
+/// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
+const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
+/// How long to wait for the ticket of a job that is known to be queued: its gateway publishes it after the record.
+const TICKET_WAIT: Duration = Duration::from_millis(30);
 
 /// A claimed job's ticket.
 #[derive(Clone)]
 pub(super) struct HeldTicket {
-    pub(super) ticket: u64,
+    pub(super) ticket: TicketId,
     acker: Arc<Acker>,
+    /// Whether the record says that the job is being generated.
+    began: bool,
+    /// Whether the job may be what its workers died of.
+    suspected: bool,
 }
 
 /// What this worker can run.
@@ -62,6 +69,15 @@ enum Release {
     Refuse,
     /// It may belong to another worker by now.
     Leave,
+}
+
+/// What a ticket is to be used for.
+#[derive(Clone, Copy)]
+pub(super) enum Wanted<'a> {
+    /// Any job of the model; `starts` says that a generator is free for it.
+    Any { starts: bool },
+    /// A job that fits into a batch with this key, of up to so many images.
+    Batch(&'a str, u32),
 }
 
 impl Tickets {
@@ -111,52 +127,51 @@ impl Tickets {
         self.replica.state().queued(model) > 0
     }
 
-    /// Pulls up to `count` tickets of a model, without waiting for new ones.
-    fn pull(&self, model: &str, count: usize) -> Result<Vec<Message>> {
+    /// Pulls a ticket of a model; waits a moment for one if a job is known to be queued.
+    fn pull(&self, model: &str, is_queued: bool) -> Result<Option<Message>> {
         let (link, model) = (Arc::clone(&self.link), model.to_owned());
         let known = lock(&self.consumers).get(&model).cloned();
-        let (consumer, messages) = self.link.wait(async move {
+        let (consumer, message) = self.link.wait(async move {
             let consumer = match known {
                 Some(consumer) => consumer,
                 None => link.consumer(&model).await?,
             };
-            let fetch = consumer.fetch().max_messages(count).expires(Duration::from_secs(2));
-            let mut batch = fetch.messages().await.map_err(|error| FleetError(error.to_string()))?;
-            let mut messages = Vec::new();
-            while let Some(message) = batch.next().await {
-                messages.push(message.map_err(|error| FleetError(error.to_string()))?);
-            }
-            Ok::<_, FleetError>(((model, consumer), messages))
+            let batch = match is_queued {
+                true => consumer.batch().max_messages(1).expires(TICKET_WAIT).messages().await,
+                false => consumer.fetch().max_messages(1).expires(Duration::from_secs(2)).messages().await,
+            };
+            let mut batch = batch.map_err(|error| FleetError(error.to_string()))?;
+            let message = batch.next().await.transpose().map_err(|error| FleetError(error.to_string()))?;
+            Ok::<_, FleetError>(((model, consumer), message))
         })??;
         lock(&self.consumers).insert(consumer.0, consumer.1);
-        Ok(messages)
+        Ok(message)
     }
 
-    /// Forgets the consumers: they may be gone with the server's state.
+    /// Forgets the consumers: they may be gone, or their stream, which is created again.
     pub(super) fn forget_consumers(&self) {
         lock(&self.consumers).clear();
+        let link = Arc::clone(&self.link);
+        let restored = self.link.wait(async move { link.restore_stream(&link.jobs).await });
+        if let Err(error) = restored.and_then(|restored| restored) {
+            tracing::warn!(%error, "can't pull tickets");
+        }
     }
 
     /// Pulls a ticket of a model and claims a job with it. Returns the job, and whether there was a ticket.
-    pub(super) fn claim(&self, model: &str) -> Result<(Option<Arc<JobRecord>>, bool)> {
-        let messages = self.pull(model, 1)?;
-        let found = !messages.is_empty();
-        let mut claimed = None;
-        for message in messages {
-            claimed = self.use_ticket(model, message, None)?;
+    pub(super) fn claim(&self, model: &str, starts: bool) -> Result<(Option<Arc<JobRecord>>, bool)> {
+        match self.pull(model, self.has_queued(model))? {
+            Some(message) => Ok((self.use_ticket(model, message, Wanted::Any { starts }), true)),
+            None => Ok((None, false)),
         }
-        Ok((claimed, found))
     }
 
     /// Pulls tickets for jobs that fit into one batch, up to `room` images.
     pub(super) fn claim_batch(&self, model: &str, key: &str, mut room: u32) -> Result<Vec<Arc<JobRecord>>> {
         let mut jobs = Vec::new();
-        while room > 0 {
-            if self.batchable(model, key, room).is_none() {
-                break;
-            }
-            let Some(message) = self.pull(model, 1)?.pop() else { break };
-            let Some(job) = self.use_ticket(model, message, Some((key, room)))? else { break };
+        while room > 0 && self.choose(model, Wanted::Batch(key, room)).is_some() {
+            let Some(message) = self.pull(model, false)? else { break };
+            let Some(job) = self.use_ticket(model, message, Wanted::Batch(key, room)) else { break };
             room = room.saturating_sub(crate::work::image_count(&job.request));
             jobs.push(job);
         }
@@ -164,34 +179,37 @@ impl Tickets {
     }
 
     /// Claims a job with a ticket, or releases the ticket.
-    fn use_ticket(
-        &self,
-        model: &str,
-        message: Message,
-        batch: Option<(&str, u32)>,
-    ) -> Result<Option<Arc<JobRecord>>> {
-        let Ok(info) = message.info() else { return Ok(None) };
-        let (ticket, delivered, pending) = (info.stream_sequence, info.delivered, info.pending);
-        self.pending.store(pending, SeqCst);
+    fn use_ticket(&self, model: &str, message: Message, wanted: Wanted<'_>) -> Option<Arc<JobRecord>> {
+        let info = message.info().ok()?;
+        let stored = i64::try_from(info.published.unix_timestamp_nanos()).unwrap_or(0);
+        let ticket = TicketId { stored, sequence: info.stream_sequence };
+        if info.delivered > 1 {
+            self.redelivered.fetch_add(1, SeqCst);
+        }
+        self.pending.store(info.pending, SeqCst);
         let (message, acker) = message.split();
         let acker = Arc::new(acker);
         let released = match serde_json::from_slice::<JobRecord>(&message.payload) {
-            Ok(own) => self.try_claim(model, own, ticket, delivered, batch, &acker),
+            Ok(own) if own.model == model => self.try_claim(model, ticket, wanted, &acker),
+            Ok(own) => {
+                tracing::error!(job = own.id, "refusing a ticket of another model");
+                Ok(Err(Release::Refuse))
+            }
             Err(error) => {
-                tracing::error!(ticket, %error, "refusing a ticket that can't be read");
+                tracing::error!(?ticket, %error, "refusing a ticket that can't be read");
                 Ok(Err(Release::Refuse))
             }
         };
         match released {
-            Ok(Ok(job)) => Ok(Some(job)),
+            Ok(Ok(job)) => Some(job),
             Ok(Err(release)) => {
                 self.release(&acker, release);
-                Ok(None)
+                None
             }
             Err(error) => {
                 // The ticket is redelivered after a while.
-                tracing::warn!(ticket, %error, "could not claim a job");
-                Ok(None)
+                tracing::warn!(?ticket, %error, "could not claim a job");
+                None
             }
         }
     }
@@ -218,63 +236,122 @@ impl Tickets {
     fn try_claim(
         &self,
         model: &str,
-        own: JobRecord,
-        ticket: u64,
-        delivered: i64,
-        batch: Option<(&str, u32)>,
+        ticket: TicketId,
+        wanted: Wanted<'_>,
         acker: &Arc<Acker>,
     ) -> Result<std::result::Result<Arc<JobRecord>, Release>> {
-        let pulled = Instant::now();
-        if own.model != model {
-            tracing::error!(job = own.id, "refusing a ticket of another model");
-            return Ok(Err(Release::Refuse));
-        }
-        self.restore(own, ticket)?;
-        if delivered > 1 {
-            self.redelivered.fetch_add(1, SeqCst);
-            self.replica.catch_up(&self.link)?;
-            match self.ticket_use(ticket) {
-                TicketUse::Unused => {}
-                TicketUse::Spent => return Ok(Err(Release::Ack)),
-                TicketUse::Running(job) => return self.take_over(job, ticket, acker),
+        let (pulled, mut caught_up) = (Instant::now(), false);
+        while pulled.elapsed() < self.link.config.ack_wait / 2 {
+            let (named, job) = self.named(ticket);
+            let chosen = self.choose(model, wanted);
+            if matches!(wanted, Wanted::Batch(..)) && chosen.is_none() {
+                return Ok(Err(Release::Return(Duration::ZERO)));
             }
-        }
-        let mut caught_up = false;
-        loop {
-            if pulled.elapsed() > self.link.config.ack_wait / 2 {
-                return Ok(Err(Release::Leave));
-            }
-            let chosen = match batch {
-                None => self.chosen(model),
-                Some((key, room)) => self.batchable(model, key, room),
-            };
-            let Some(KnownJob { revision, record }) = chosen else {
-                if batch.is_some() {
-                    return Ok(Err(Release::Return(Duration::ZERO)));
-                }
-                if !std::mem::replace(&mut caught_up, true) {
+            let (runnable, queued) = (chosen.is_some(), self.has_queued(model));
+            match rules::decide(TicketView { named, runnable, queued, caught_up }) {
+                TicketAction::CatchUp => {
                     self.replica.catch_up(&self.link)?;
-                    continue;
+                    caught_up = true;
                 }
-                // Other workers may be able to run what is queued.
-                let others = self.has_queued(model);
-                return Ok(Err(if others { Release::Return(NAK_DELAY) } else { Release::Ack }));
-            };
-            let mut job = JobRecord::clone(&record);
-            self.mark_claimed(&mut job, ticket);
-            match self.update(&job, revision)? {
-                WriteOutcome::Revision(revision) => {
-                    self.replica.wait_for(revision)?;
-                    return self.keep_claim(job, revision, ticket, acker);
+                TicketAction::Claim => {
+                    let Some(KnownJob { revision, record }) = chosen else { continue };
+                    let starts = matches!(wanted, Wanted::Any { starts: true });
+                    let mut job = JobRecord::clone(&record);
+                    rules::claim(&mut job, &self.link.id, ticket, starts, now());
+                    match self.update(&job, revision)? {
+                        WriteOutcome::Revision(revision) => return Ok(Ok(self.hold(job, revision, acker))),
+                        // Another worker was faster; it may take a moment until that is known here.
+                        WriteOutcome::Conflict => self.replica.catch_up(&self.link)?,
+                    }
                 }
-                // Another worker was faster; it may take a moment until that is known here.
-                WriteOutcome::Conflict => self.replica.catch_up(&self.link)?,
+                TicketAction::Recover => {
+                    if let Some(job) = job {
+                        recover(&self.link, &self.replica, job)?;
+                    }
+                    self.replica.catch_up(&self.link)?;
+                }
+                TicketAction::Keep => {
+                    // Redelivered although this worker runs it: the servers could not be reached.
+                    let id = job.map(|job| job.record.id.clone()).unwrap_or_default();
+                    if let Some(held) = lock(&self.held).get_mut(&id) {
+                        held.acker = Arc::clone(acker);
+                    }
+                    return Ok(Err(Release::Leave));
+                }
+                TicketAction::Remove => return Ok(Err(Release::Ack)),
+                TicketAction::Return => return Ok(Err(Release::Return(NAK_DELAY))),
+                TicketAction::ReturnLater => {
+                    return Ok(Err(Release::Return(self.link.config.ack_wait / 4)));
+                }
+            }
+        }
+        Ok(Err(Release::Leave))
+    }
+
+    /// The job that names a ticket.
+    fn named(&self, ticket: TicketId) -> (Named, Option<KnownJob>) {
+        let used = self.replica.state().ticket_use(ticket);
+        match used {
+            TicketUse::Unused => (Named::Nobody, None),
+            TicketUse::Spent => (Named::Ended, None),
+            TicketUse::Running(job) => {
+                let worker = job.record.worker.clone().unwrap_or_default();
+                let named = match worker == self.link.id {
+                    true if lock(&self.held).contains_key(&job.record.id) => Named::Own,
+                    false if self.replica.may_be_alive(&worker) => Named::Running,
+                    _ => Named::Abandoned,
+                };
+                (named, Some(job))
             }
         }
     }
 
-    fn ticket_use(&self, ticket: u64) -> TicketUse {
-        self.replica.state().ticket_use(ticket)
+    /// Keeps the ticket of a claimed job.
+    fn hold(&self, job: JobRecord, revision: u64, acker: &Arc<Acker>) -> Arc<JobRecord> {
+        let ticket = job.ticket_id().unwrap_or(TicketId { stored: 0, sequence: 0 });
+        let held =
+            HeldTicket { ticket, acker: Arc::clone(acker), began: job.began, suspected: job.is_suspected() };
+        lock(&self.held).insert(job.id.clone(), held);
+        if let Err(error) = self.replica.wait_for(revision) {
+            tracing::warn!(job = job.id, %error, "a claim is not known here yet");
+        }
+        Arc::new(job)
+    }
+
+    /// Notes that a job is being generated. A suspected one waits until that is recorded.
+    pub(super) fn set_began(&self, id: &str, is_planning: bool) {
+        let ticket = match lock(&self.held).get_mut(id) {
+            Some(held) if !held.began && (!is_planning || held.suspected) => {
+                held.began = true;
+                held.ticket
+            }
+            _ => return,
+        };
+        let (link, id) = (Arc::clone(&self.link), id.to_owned());
+        let recording = async move {
+            let own = link.id.clone();
+            let changed = change_job(&link, &id, |job| {
+                let changes = rules::is_claimed_by(job, &own, ticket) && !job.began;
+                job.began = true;
+                changes
+            });
+            if let Err(error) = changed.await {
+                tracing::warn!(job = id, %error, "can't record that a job is being generated");
+            }
+        };
+        if is_planning {
+            let _ = self.link.wait(recording);
+        } else {
+            self.link.handle().spawn(recording);
+        }
+    }
+
+    /// The next job to claim.
+    fn choose(&self, model: &str, wanted: Wanted<'_>) -> Option<KnownJob> {
+        match wanted {
+            Wanted::Any { .. } => self.chosen(model),
+            Wanted::Batch(key, room) => self.batchable(model, key, room),
+        }
     }
 
     /// The next job that this worker may run. `may_run` locks the replica, so it is called after `choose`.
@@ -295,120 +372,9 @@ impl Tickets {
         next.filter(|job| self.may_run(&job.record))
     }
 
-    /// Creates the record of a ticket's own job if the gateway died before it did.
-    fn restore(&self, mut own: JobRecord, ticket: u64) -> Result<()> {
-        if self.replica.state().jobs.contains_key(&own.id) {
-            return Ok(());
-        }
-        let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(&own.id));
-        own.sequence = ticket;
-        own.return_to_queue();
-        let created = self.link.wait(async move {
-            // The job of a deleted record has ended.
-            if link.entry(&key).await?.is_some() {
-                return Ok(None);
-            }
-            tracing::warn!(job = own.id, "restoring the record of a job from its ticket");
-            link.create(&key, &own).await.map(Some)
-        })??;
-        if let Some(WriteOutcome::Revision(revision)) = created {
-            self.replica.wait_for(revision)?;
-        }
-        Ok(())
-    }
-
-    fn mark_claimed(&self, job: &mut JobRecord, ticket: u64) {
-        job.state = JobState::Running;
-        job.worker = Some(self.link.id.clone());
-        job.ticket = Some(ticket);
-        job.attempts += 1;
-        job.started = Some(now());
-    }
-
-    /// Checks that no earlier claim names the ticket, and holds it.
-    fn keep_claim(
-        &self,
-        mut job: JobRecord,
-        revision: u64,
-        ticket: u64,
-        acker: &Arc<Acker>,
-    ) -> Result<std::result::Result<Arc<JobRecord>, Release>> {
-        let is_own = match self.ticket_use(ticket) {
-            TicketUse::Running(first) => first.record.id == job.id,
-            TicketUse::Spent | TicketUse::Unused => false,
-        };
-        if !is_own {
-            tracing::warn!(job = job.id, ticket, "returning a job: its ticket belongs to another one");
-            job.attempts -= 1;
-            job.return_to_queue();
-            self.update(&job, revision)?;
-            return Ok(Err(Release::Leave));
-        }
-        lock(&self.held).insert(job.id.clone(), HeldTicket { ticket, acker: Arc::clone(acker) });
-        Ok(Ok(Arc::new(job)))
-    }
-
-    /// Takes over a running job whose worker is gone.
-    fn take_over(
-        &self,
-        KnownJob { revision, record }: KnownJob,
-        ticket: u64,
-        acker: &Arc<Acker>,
-    ) -> Result<std::result::Result<Arc<JobRecord>, Release>> {
-        let worker = record.worker.clone().unwrap_or_default();
-        if worker == self.link.id
-            && let Some(held) = lock(&self.held).get_mut(&record.id)
-        {
-            // Redelivered although this worker is running it: the servers could not be reached.
-            held.acker = Arc::clone(acker);
-            return Ok(Err(Release::Leave));
-        }
-        if worker != self.link.id && self.replica.may_be_alive(&worker) {
-            return Ok(Err(Release::Return(self.link.config.ack_wait / 4)));
-        }
-        if !self.may_run(&record) {
-            return Ok(Err(Release::Return(NAK_DELAY)));
-        }
-        let mut job = JobRecord::clone(&record);
-        job.kills += 1;
-        job.history.push(format!("worker {worker} died while running it"));
-        tracing::warn!(job = job.id, worker, "taking over a job: its worker is gone");
-        if job.cancel {
-            job.state = JobState::Cancelled;
-            job.error = Some(("cancelled".into(), "cancelled".into()));
-            job.finished = Some(now());
-        } else if job.kills >= MAX_KILLS {
-            let message = "two workers died while this job was running; it is not tried again";
-            job.error = Some(("interrupted".into(), message.into()));
-            self.move_to_dead_letters(&mut job)?;
-        } else {
-            self.mark_claimed(&mut job, ticket);
-        }
-        match self.update(&job, revision)? {
-            WriteOutcome::Conflict => Ok(Err(Release::Return(Duration::from_millis(50)))),
-            WriteOutcome::Revision(_) if job.state.is_final() => Ok(Err(Release::Ack)),
-            WriteOutcome::Revision(revision) => {
-                self.replica.wait_for(revision)?;
-                self.keep_claim(job, revision, ticket, acker)
-            }
-        }
-    }
-
     fn update(&self, job: &JobRecord, revision: u64) -> Result<WriteOutcome> {
         let (link, job) = (Arc::clone(&self.link), job.clone());
         self.link.wait(async move { link.update(&JobRecord::record_key(&job.id), &job, revision).await })?
-    }
-
-    /// Writes a dead letter for a job, and sets the job to failed.
-    fn move_to_dead_letters(&self, job: &mut JobRecord) -> Result<()> {
-        job.state = JobState::Failed;
-        job.finished = Some(now());
-        tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
-        let (link, subject) = (Arc::clone(&self.link), self.link.subject("dead", &job.id));
-        let (id, letter) =
-            (format!("{}-{}", job.id, job.attempts), serde_json::to_vec(&*job).unwrap_or_default());
-        self.link.wait(async move { link.publish(subject, &id, letter.into()).await })??;
-        Ok(())
     }
 
     /// Changes the record of a job that this worker holds. `change` returns false to leave it as it is. Returns false
@@ -422,13 +388,10 @@ impl Tickets {
         loop {
             let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
             let entry = self.link.wait(async move { link.entry(&key).await })??;
-            let Some(entry) = entry.filter(is_present) else { return Ok(false) };
+            let Some(entry) = entry.filter(|entry| entry.is_present) else { return Ok(false) };
             let mut job: JobRecord = serde_json::from_slice(&entry.value)
                 .map_err(|error| FleetError(format!("the record of job {id} can't be read: {error}")))?;
-            let is_own = job.worker.as_deref() == Some(&self.link.id)
-                && job.ticket == Some(held.ticket)
-                && job.state == JobState::Running;
-            if !is_own || !change(&mut job)? {
+            if !rules::is_claimed_by(&job, &self.link.id, held.ticket) || !change(&mut job)? {
                 return Ok(false);
             }
             if let WriteOutcome::Revision(_) = self.update(&job, entry.revision)? {
@@ -441,23 +404,20 @@ impl Tickets {
     /// it has ended.
     pub(super) fn finish(&self, end: &crate::store::JobEnd) -> Result<bool> {
         let mut ended = true;
+        let is_aside = end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str()));
         let changed = self.change_own(&end.id, |job| {
             job.notes.clone_from(&end.notes);
             job.error.clone_from(&end.error);
             job.finished = Some(end.finished);
             job.state = end.state;
             ended = true;
-            if end.state == JobState::Failed && end.retry {
-                job.failures += 1;
-                let (code, message) = end.error.clone().unwrap_or_default();
-                job.history.push(format!("failed on worker {}: {code}: {message}", self.link.id));
-                job.failed_on.push(self.link.id.clone());
-                if job.failures >= MAX_FAILURES {
-                    self.move_to_dead_letters(job)?;
-                } else {
-                    ended = false;
-                    job.finished = None;
-                    job.return_to_queue();
+            if end.state == JobState::Failed && is_aside {
+                ended = false;
+                rules::set_aside(job, &self.link.id);
+            } else if end.state == JobState::Failed && end.retry {
+                ended = rules::fail(job, &self.link.id, self.link.config.give_up);
+                if ended {
+                    bury(&self.link, job);
                 }
             }
             Ok(true)
@@ -465,6 +425,7 @@ impl Tickets {
         let Some(held) = lock(&self.held).remove(&end.id) else { return Ok(ended) };
         let release = match (changed, ended) {
             (true, true) => Release::Ack,
+            (true, false) if is_aside => Release::Return(ASIDE_DELAY),
             (true, false) => Release::Return(Duration::ZERO),
             // It ended and only the answer was lost, or another worker has it: the redelivered ticket settles which.
             (false, _) => Release::Leave,
@@ -476,8 +437,7 @@ impl Tickets {
     /// Returns a job to the queue as if it had not been started.
     pub(super) fn give_back(&self, id: &str) -> Result<()> {
         let changed = self.change_own(id, |job| {
-            job.attempts = job.attempts.saturating_sub(1);
-            job.return_to_queue();
+            rules::give_back(job);
             Ok(true)
         })?;
         let Some(held) = lock(&self.held).remove(id) else { return Ok(()) };
@@ -496,5 +456,29 @@ impl Tickets {
                 let _ = held.acker.ack_with(AckKind::Progress).await;
             });
         }
+    }
+}
+
+/// Takes a job from a worker that is gone, unless its record has changed; blocks.
+pub(super) fn recover(link: &Arc<Link>, replica: &Replica, job: KnownJob) -> Result<()> {
+    let mut changed = JobRecord::clone(&job.record);
+    let is_alive = |worker: &str| replica.is_alive(worker);
+    let given_up = rules::recover(&mut changed, is_alive, link.config.give_up, now());
+    tracing::warn!(job = changed.id, worker = job.record.worker, "taking a job from a worker that is gone");
+    if given_up {
+        bury(link, &changed);
+    }
+    let (writer, key) = (Arc::clone(link), JobRecord::record_key(&changed.id));
+    link.wait(async move { writer.update(&key, &changed, job.revision).await })??;
+    Ok(())
+}
+
+/// Writes a dead letter for a job that is given up. Its record says so in any case.
+fn bury(link: &Arc<Link>, job: &JobRecord) {
+    tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
+    let (writer, letter) = (Arc::clone(link), job.clone());
+    let buried = link.wait(async move { writer.publish_dead(&letter).await });
+    if let Err(error) = buried.and_then(|buried| buried) {
+        tracing::error!(job = job.id, %error, "can't write a dead letter");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::kv::Entry;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use kiln_base::lock;
@@ -14,11 +15,11 @@ use tokio::sync::mpsc;
 
 use super::FleetConfig;
 use super::announce::Announcer;
-use super::link::{FleetError, Link};
+use super::link::{FleetError, Link, Patience};
 use super::lora_previews;
 use super::objects::Objects;
 use super::records::{ImageRecord, JobRecord};
-use super::replica::Replica;
+use super::replica::{Follower, Replica};
 use super::tickets::{Capabilities, Tickets};
 use crate::api::probes;
 use crate::generator::{Catalogue, Generator};
@@ -69,7 +70,7 @@ pub fn open_worker(
     fleet: FleetConfig,
     catalogue: Box<dyn Catalogue>,
 ) -> std::result::Result<FleetWorker, FleetError> {
-    let link = Link::open(fleet)?;
+    let link = Link::open(fleet, Patience::WORKER)?;
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
     let store = Arc::new(store);
     let replica = Replica::new(&link);
@@ -146,30 +147,8 @@ impl FleetWorker {
     /// Follows the records: jobs that are cancelled or taken over by another worker, and new ones.
     fn follow(&self, replica: &Arc<Replica>, preview_requests: &Arc<PreviewRequests>) {
         let link = &self.tickets.link;
-        let (tickets, server, waking) =
-            (Arc::clone(&self.tickets), self.server.downgrade(), self.server.downgrade());
-        let before = move |entry: &async_nats::jetstream::kv::Entry| {
-            let Some(id) = entry.key.strip_prefix("job.") else { return };
-            let Some(held) = lock(&tickets.held).get(id).map(|held| held.ticket) else { return };
-            let Some(server) = server.upgrade() else { return };
-            let record = serde_json::from_slice::<JobRecord>(&entry.value).ok();
-            let is_own = record.as_ref().is_some_and(|job| {
-                job.worker.as_deref() == Some(&tickets.link.id) && job.ticket == Some(held)
-            });
-            if !is_own {
-                tracing::warn!(job = id, "another worker has taken over a job");
-                lock(&tickets.held).remove(id);
-            }
-            if let (Some(live), Some(job)) = (server.live(id), record) {
-                apply_cancellation(&server, &live, &job, is_own);
-            }
-        };
-        let after = move || {
-            if let Some(server) = waking.upgrade() {
-                server.wake_all();
-            }
-        };
-        link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), before, after));
+        let follower = HeldJobs { tickets: Arc::clone(&self.tickets), server: self.server.downgrade() };
+        link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), follower));
         link.handle().spawn(lora_previews::answer(
             link.client.clone(),
             link.subject("lora", "preview"),
@@ -229,6 +208,45 @@ impl FleetWorker {
     }
 }
 
+/// Watches the records of the jobs that this worker holds.
+struct HeldJobs {
+    tickets: Arc<Tickets>,
+    server: WeakServer,
+}
+
+impl Follower for HeldJobs {
+    fn before(&self, entry: &Entry) {
+        let Some(id) = entry.key.strip_prefix("job.") else { return };
+        let Some(held) = lock(&self.tickets.held).get(id).map(|held| held.ticket) else { return };
+        let Some(server) = self.server.upgrade() else { return };
+        let record = serde_json::from_slice::<JobRecord>(&entry.value).ok();
+        let own = &self.tickets.link.id;
+        let is_own = record
+            .as_ref()
+            .is_some_and(|job| job.worker.as_ref() == Some(own) && job.ticket_id() == Some(held));
+        if !is_own {
+            tracing::warn!(job = id, "another worker has taken over a job");
+            lock(&self.tickets.held).remove(id);
+        }
+        if let (Some(live), Some(job)) = (server.live(id), record) {
+            apply_cancellation(&server, &live, &job, is_own);
+        }
+    }
+
+    fn after(&self) {
+        if let Some(server) = self.server.upgrade() {
+            server.wake_all();
+        }
+    }
+
+    fn lost(&self, _: &[String]) {
+        let held = std::mem::take(&mut *lock(&self.tickets.held));
+        let Some(server) = self.server.upgrade() else { return };
+        held.keys().filter_map(|id| server.live(id)).for_each(|live| live.cancel());
+        server.wake_all();
+    }
+}
+
 /// Cancels a job, or stops it at a preview, if its record says so.
 fn apply_cancellation(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
     if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
@@ -275,7 +293,9 @@ impl Claimer {
             let is_due = self.polled.elapsed() >= poll;
             let may_pull =
                 self.last_empty_pull.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
+            let mut starts = false;
             let wanted = server.wait_for_room(Duration::from_millis(20), |free| {
+                starts = free;
                 if !free {
                     // Claim ahead only if there are enough pending tickets for all workers.
                     let workers = self.workers() as u64;
@@ -286,7 +306,7 @@ impl Claimer {
             match wanted {
                 None => return,
                 Some(false) => {}
-                Some(true) => self.claim(&server, is_due),
+                Some(true) => self.claim(&server, is_due, starts),
             }
         }
     }
@@ -300,8 +320,9 @@ impl Claimer {
         self.tickets.replica.nodes().iter().filter(|node| node.worker).count().max(1)
     }
 
-    /// Claims one job: of the last job's model if that still has its turn, else of the most urgent model.
-    fn claim(&mut self, server: &Server, poll: bool) {
+    /// Claims one job: of the last job's model if that still has its turn, else of the most urgent model. `starts` says
+    /// that a generator is free for it.
+    fn claim(&mut self, server: &Server, poll: bool, starts: bool) {
         let loaded = server.loaded_models().into_iter();
         self.load_seconds.extend(loaded.map(|model| (model.name, model.load_seconds)));
         let mut models: Vec<String> =
@@ -321,7 +342,7 @@ impl Claimer {
             if !poll && !self.tickets.has_queued(&model) || !self.may_load(&model) {
                 continue;
             }
-            match self.tickets.claim(&model) {
+            match self.tickets.claim(&model, starts) {
                 Ok((Some(job), _)) => {
                     self.last_empty_pull = None;
                     self.in_a_row = if self.last_model == model { self.in_a_row + 1 } else { 0 };
@@ -387,7 +408,7 @@ fn enqueue_claimed(server: &Server, tickets: &Tickets, job: &JobRecord, preview_
         return server.record_end(end);
     }
     let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
-    live.run_alone = job.kills > 0;
+    live.run_alone = job.is_suspected();
     (live.cost, live.priority, live.created) = (job.cost, job.priority, job.created);
     live.trace = job.trace.as_deref().and_then(TraceContext::parse);
     if lock(preview_requests).remove(&job.id).is_some_and(|since| since.elapsed() < PREVIEW_REQUEST_AGE) {
@@ -442,9 +463,14 @@ impl Ledger for Arc<WorkerLedger> {
         unsupported()
     }
 
-    fn start(&self, _: &str) -> Result<()> {
-        // The claim was the start.
+    fn start(&self, id: &str) -> Result<()> {
+        // The claim was the start. Planning may kill a worker, too.
+        self.tickets.set_began(id, true);
         Ok(())
+    }
+
+    fn generating(&self, id: &str) {
+        self.tickets.set_began(id, false);
     }
 
     fn undo_start(&self, id: &str) -> Result<()> {
@@ -463,7 +489,7 @@ impl Ledger for Arc<WorkerLedger> {
     fn save_image(&self, image: &ImageRow) -> Result<()> {
         let ticket = lock(&self.tickets.held).get(&image.job).map(|held| held.ticket);
         let Some(ticket) = ticket else { return Err(StoreError::Queue("another worker has the job".into())) };
-        let record = ImageRecord::new(image, &self.tickets.link.id, ticket);
+        let record = ImageRecord::new(image, &self.tickets.link.id, ticket.sequence);
         let (link, key) = (Arc::clone(&self.tickets.link), format!("image.{}", image.id));
         self.tickets.link.wait(async move { link.put(&key, &record).await })??;
         Ok(())
@@ -513,10 +539,7 @@ impl Ledger for Arc<WorkerLedger> {
 
     fn check(&self) -> Result<()> {
         self.store.check()?;
-        match self.tickets.link.is_connected() {
-            true => Ok(()),
-            false => Err(StoreError::Queue("the connection is lost".into())),
-        }
+        Ok(self.tickets.link.check()?)
     }
 
     fn progress(&self, live: &LiveJob) {

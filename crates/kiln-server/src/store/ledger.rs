@@ -36,6 +36,11 @@ pub(crate) trait Ledger: Send + Sync {
     /// Marks a job as running and counts an attempt.
     fn start(&self, id: &str) -> Result<()>;
 
+    /// Hears that a started job is handed to the generator. Doesn't wait.
+    fn generating(&self, id: &str) {
+        let _ = id;
+    }
+
     /// Returns a started job to the queue; the attempt does not count.
     fn undo_start(&self, id: &str) -> Result<()>;
 

@@ -1,6 +1,6 @@
 //! The database as a replica of a fleet's records: rows are written as they are elsewhere.
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, params};
 use sha2::{Digest, Sha256};
 
 use super::{FileKind, GalleryLimits, JobRow, Store, StoreError, retention, to_json};
@@ -25,10 +25,15 @@ impl Store {
         let (code, message) = job.error.as_ref().map(|(code, message)| (code, message)).unzip();
         let mut db = self.writer()?;
         let transaction = db.transaction()?;
+        // A place that another job has: this one comes last.
+        let taken = transaction
+            .query_row("SELECT 1 FROM jobs WHERE seq = ? AND id != ?", params![place, job.id], |_| Ok(()))
+            .optional()?;
+        let place = Some(place).filter(|_| taken.is_none());
         transaction.execute(
             "INSERT INTO jobs (seq, id, client, attached, priority, request, state, attempts, created, started, finished,
              error_code, error, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (id) DO UPDATE SET seq = excluded.seq, state = excluded.state, attempts = excluded.attempts,
+             ON CONFLICT (id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
              started = excluded.started, finished = excluded.finished, error_code = excluded.error_code,
              error = excluded.error, notes = excluded.notes",
             params![

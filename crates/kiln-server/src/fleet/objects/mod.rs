@@ -198,8 +198,11 @@ impl Files for Objects {
         let hash = hash_of(name).ok_or_else(unnamed)?;
         let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
         let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.stored.link.config.orphan_age / 2);
+        let link = Arc::clone(&self.stored.link);
         let put = async move {
-            with_retries("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh)).await
+            let put = with_retries("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh));
+            // The client of a gateway does not wait for a queue that is out of order; a worker keeps its images.
+            if link.is_gateway() { link.while_writable(put).await } else { put.await }
         };
         Ok(self.stored.link.wait(put)??)
     }

@@ -111,6 +111,15 @@ async fn forged_tickets_records_and_images_are_refused() {
         "id": "forged", "client": "x", "attached": false, "api": "jobs", "model": "small", "cost": 1.0,
         "state": "queued", "created": 0, "gateway": "x", "request": { "prompt": "a", "width": 100_000, "seed": 1 },
     });
+    // A ticket alone makes no job; a forged record is refused by the worker that claims it.
+    js.publish(subject.clone(), forged.to_string().into()).await.unwrap().await.unwrap();
+    let config_name = config.prefix.to_uppercase();
+    while QueueAdmin::open(config.clone()).unwrap().tickets().unwrap() > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    server.get("/v1/jobs/forged").await.expect_error(404, "not_found");
+    let state = js.get_key_value(format!("{config_name}_STATE")).await.unwrap();
+    state.put("job.forged", forged.to_string().into()).await.unwrap();
     js.publish(subject.clone(), forged.to_string().into()).await.unwrap().await.unwrap();
     let large = vec![b' '; 900 << 10];
     assert!(js.publish(subject, large.into()).await.unwrap().await.is_err());
@@ -118,7 +127,6 @@ async fn forged_tickets_records_and_images_are_refused() {
     let job = server.wait("forged").await;
     assert_eq!((&job["status"], &job["error"]["code"]), (&json!("failed"), &json!("invalid_value")));
     // A record that can't be read, an image of a number that its job did not ask for, and one whose file is another.
-    let state = js.get_key_value(format!("{}_STATE", config.prefix.to_uppercase())).await.unwrap();
     state.put("job.broken", "{".into()).await.unwrap();
     let id = server.submit(json!({ "prompt": "fine", "seed": 3 })).await;
     let job = server.wait(&id).await;

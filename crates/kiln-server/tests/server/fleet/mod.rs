@@ -4,6 +4,7 @@ mod faults;
 mod hostile;
 mod housekeeping;
 mod load;
+mod mending;
 pub mod node;
 #[cfg(feature = "s3")]
 mod s3;

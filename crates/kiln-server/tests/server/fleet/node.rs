@@ -184,8 +184,31 @@ pub struct Proxy {
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
+/// What is sent to the queue: a message whose text contains this arrives late.
+pub type Delay = Option<(&'static str, Duration)>;
+
+/// Forwards one direction of a connection.
+fn forward(mut from: TcpStream, mut to: TcpStream, delay: Delay) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if let Some((text, delay)) = delay
+            && buffer[..count].windows(text.len()).any(|window| window == text.as_bytes())
+        {
+            std::thread::sleep(delay);
+        }
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
 impl Proxy {
     pub fn start(target: u16) -> Proxy {
+        Proxy::delaying(target, None)
+    }
+
+    pub fn delaying(target: u16, delay: Delay) -> Proxy {
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (closed, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
@@ -196,13 +219,10 @@ impl Proxy {
                     continue;
                 }
                 let Ok(there) = TcpStream::connect(("127.0.0.1", target)) else { continue };
-                for (from, to) in [(&stream, &there), (&there, &stream)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                for (from, to, delay) in [(&stream, &there, delay), (&there, &stream, None)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let _ = from.set_nodelay(true);
-                    std::thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut to);
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
+                    std::thread::spawn(move || forward(from, to, delay));
                 }
                 opened.lock().unwrap().extend([stream, there]);
             }

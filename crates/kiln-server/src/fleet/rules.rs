@@ -1,0 +1,251 @@
+//! The decisions about jobs and tickets, without any input or output: workers, gateways and the model test share them.
+//! The parent module says why they suffice.
+
+use super::records::{JobRecord, TicketId};
+use crate::store::JobState;
+
+/// When a job is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GiveUp {
+    /// After so many workers were lost while they ran it.
+    pub lost_workers: u32,
+    /// After so many errors of workers.
+    pub failures: u32,
+}
+
+impl Default for GiveUp {
+    fn default() -> GiveUp {
+        GiveUp { lost_workers: 2, failures: 3 }
+    }
+}
+
+/// The job whose claim names a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// No job does.
+    Nobody,
+    /// A job that has ended.
+    Ended,
+    /// A job that this worker runs.
+    Own,
+    /// A running job whose worker may be alive.
+    Running,
+    /// A running job whose worker is gone, or does not know of it.
+    Abandoned,
+}
+
+/// What a worker knows when it has a ticket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TicketView {
+    pub(super) named: Named,
+    /// A queued job of the model that this worker may run is known.
+    pub(super) runnable: bool,
+    /// A queued job of the model is known.
+    pub(super) queued: bool,
+    /// Every record is known that was written before the ticket was received.
+    pub(super) caught_up: bool,
+}
+
+/// What a worker does with a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TicketAction {
+    /// Wait for the records that were written before now, and decide again.
+    CatchUp,
+    /// Claim a queued job.
+    Claim,
+    /// Return the abandoned job to the queue, and decide again.
+    Recover,
+    /// It belongs to the job that runs here.
+    Keep,
+    /// Remove it from the stream.
+    Remove,
+    /// Leave it to others for a moment: they may run what is queued.
+    Return,
+    /// Leave it for a while: its job runs elsewhere.
+    ReturnLater,
+}
+
+/// Decides what to do with a ticket. It is removed only if its job has ended or, with all records known, no job is queued.
+pub(super) fn decide(view: TicketView) -> TicketAction {
+    match view.named {
+        Named::Ended => TicketAction::Remove,
+        Named::Own => TicketAction::Keep,
+        Named::Abandoned => TicketAction::Recover,
+        Named::Nobody if view.runnable => TicketAction::Claim,
+        _ if !view.caught_up => TicketAction::CatchUp,
+        Named::Running => TicketAction::ReturnLater,
+        Named::Nobody if view.queued => TicketAction::Return,
+        Named::Nobody => TicketAction::Remove,
+    }
+}
+
+/// Claims a queued job for a worker. `starts` says that a generator is free for it.
+pub(super) fn claim(job: &mut JobRecord, worker: &str, ticket: TicketId, starts: bool, now: i64) {
+    job.state = JobState::Running;
+    job.worker = Some(worker.to_owned());
+    job.set_ticket(ticket);
+    job.attempts += 1;
+    job.started = Some(now);
+    job.began = starts;
+}
+
+/// Whether a job is claimed by this worker with this ticket.
+pub(super) fn is_claimed_by(job: &JobRecord, worker: &str, ticket: TicketId) -> bool {
+    job.state == JobState::Running && job.worker.as_deref() == Some(worker) && job.ticket_id() == Some(ticket)
+}
+
+/// Takes a running job from a worker that is gone: queued again, cancelled, or given up. Only a worker that was
+/// generating it counts against it, and not if that worker is alive after all: it was only out of reach. Returns whether
+/// the job is given up.
+pub(super) fn recover(
+    job: &mut JobRecord,
+    is_alive: impl Fn(&str) -> bool,
+    give_up: GiveUp,
+    now: i64,
+) -> bool {
+    let worker = job.worker.clone().unwrap_or_default();
+    if job.began {
+        job.history.push(format!("worker {worker} was lost while it ran this job"));
+        job.suspects.push(worker);
+    } else {
+        job.history.push(format!("worker {worker} was lost before it ran this job"));
+        job.losses += 1;
+    }
+    job.kills = job.suspects.iter().filter(|worker| !is_alive(worker)).count() as u32;
+    if job.cancel {
+        job.error = Some(("cancelled".into(), "cancelled".into()));
+        (job.state, job.finished) = (JobState::Cancelled, Some(now));
+        return false;
+    }
+    if job.kills >= give_up.lost_workers {
+        let message =
+            format!("{} workers were lost while they ran this job; it is not tried again", job.kills);
+        job.error = Some(("interrupted".into(), message));
+        (job.state, job.finished) = (JobState::Failed, Some(now));
+        return true;
+    }
+    job.return_to_queue();
+    false
+}
+
+/// Counts an error of a worker: queued again, or given up. Returns whether the job is given up.
+pub(super) fn fail(job: &mut JobRecord, worker: &str, give_up: GiveUp) -> bool {
+    job.failures += 1;
+    let (code, message) = job.error.clone().unwrap_or_default();
+    job.history.push(format!("failed on worker {worker}: {code}: {message}"));
+    job.failed_on.push(worker.to_owned());
+    if job.failures >= give_up.failures {
+        job.state = JobState::Failed;
+        return true;
+    }
+    job.finished = None;
+    job.return_to_queue();
+    false
+}
+
+/// Returns a job to the queue whose worker can't run it for reasons of its own: it does not count against the job.
+pub(super) fn set_aside(job: &mut JobRecord, worker: &str) {
+    if !job.failed_on.iter().any(|other| other == worker) {
+        let (code, message) = job.error.clone().unwrap_or_default();
+        job.history.push(format!("returned by worker {worker}: {code}: {message}"));
+        job.failed_on.push(worker.to_owned());
+    }
+    job.finished = None;
+    give_back(job);
+}
+
+/// Returns a claimed job to the queue as if it had not been claimed.
+pub(super) fn give_back(job: &mut JobRecord) {
+    job.attempts = job.attempts.saturating_sub(1);
+    job.return_to_queue();
+}
+
+/// What the reconciler has seen of a model: the tickets first, then the records.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelView {
+    /// Tickets that workers can get or hold.
+    pub(super) tickets: u64,
+    /// Tickets on the stream, also such that no worker can get.
+    pub(super) stored: u64,
+    /// Unfinished jobs.
+    pub(super) unfinished: u64,
+    /// Those of them that were unfinished when the reconciler looked before, too: their tickets were not just on their way.
+    pub(super) settled: u64,
+}
+
+/// What the reconciler does about a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mend {
+    Nothing,
+    /// Publish so many tickets.
+    Publish(u64),
+    /// Remove the tickets that were seen: every job that they were published for has ended.
+    Purge,
+}
+
+/// Compares the tickets of a model with its jobs.
+pub(super) fn reconcile(view: ModelView) -> Mend {
+    match view.settled.saturating_sub(view.tickets) {
+        0 if view.unfinished == 0 && view.stored > 0 => Mend::Purge,
+        0 => Mend::Nothing,
+        missing => Mend::Publish(missing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(named: Named, runnable: bool, queued: bool, caught_up: bool) -> TicketAction {
+        decide(TicketView { named, runnable, queued, caught_up })
+    }
+
+    #[test]
+    fn a_ticket_is_removed_only_without_queued_jobs_and_with_all_records_known() {
+        use TicketAction::*;
+        assert_eq!(view(Named::Nobody, false, false, false), CatchUp);
+        assert_eq!(view(Named::Nobody, false, false, true), Remove);
+        assert_eq!(view(Named::Nobody, false, true, true), Return);
+        assert_eq!(view(Named::Nobody, true, true, false), Claim);
+        // Also one that is delivered for the first time, as a new leader of a cluster may think.
+        assert_eq!(view(Named::Running, false, false, true), ReturnLater);
+        assert_eq!(view(Named::Running, true, true, true), ReturnLater);
+        assert_eq!(view(Named::Abandoned, false, false, false), Recover);
+        assert_eq!(view(Named::Ended, true, true, false), Remove);
+    }
+
+    #[test]
+    fn only_workers_that_ran_a_job_and_are_gone_count_against_it() {
+        let ticket = TicketId { stored: 1, sequence: 1 };
+        let lose = |job: &mut JobRecord, worker: &str, ran: bool, alive: &[&str]| {
+            claim(job, worker, ticket, ran, 0);
+            recover(job, |worker| alive.contains(&worker), GiveUp::default(), 1)
+        };
+        // Claimed ahead: never counted.
+        let mut job = JobRecord::test("a");
+        for worker in ["a", "b", "c", "d"] {
+            assert!(!lose(&mut job, worker, false, &[]));
+        }
+        assert_eq!((job.state, job.kills, job.losses), (JobState::Queued, 0, 4));
+        // Frozen workers that came back.
+        let mut job = JobRecord::test("a");
+        assert!(!lose(&mut job, "a", true, &[]));
+        assert!(!lose(&mut job, "b", true, &["a"]));
+        assert!(!lose(&mut job, "c", true, &["a", "b"]));
+        // And two that did not.
+        assert!(lose(&mut job, "d", true, &["a", "b"]));
+        assert_eq!((job.state, job.kills), (JobState::Failed, 2));
+    }
+
+    #[test]
+    fn missing_tickets_are_published_and_those_of_ended_jobs_removed() {
+        let mend = |tickets: u64, unfinished, settled| {
+            reconcile(ModelView { tickets, stored: tickets, unfinished, settled })
+        };
+        assert_eq!(mend(0, 2, 1), Mend::Publish(1));
+        assert_eq!(mend(0, 2, 0), Mend::Nothing);
+        assert_eq!(mend(3, 2, 2), Mend::Nothing);
+        assert_eq!(mend(3, 0, 0), Mend::Purge);
+        assert_eq!(mend(0, 0, 0), Mend::Nothing);
+    }
+}
