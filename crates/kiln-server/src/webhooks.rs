@@ -73,15 +73,19 @@ impl WebhookConfig {
 
 /// The thread that starts the calls of webhooks; started with the first call.
 #[derive(Default)]
-pub(crate) struct Webhooks(Mutex<Option<Sender<Message>>>);
+pub(crate) struct Webhooks {
+    thread: Mutex<Option<Sender<Message>>>,
+    /// The jobs whose calls are not finished: whoever asks again for one is not heard.
+    pending: Mutex<HashSet<String>>,
+}
 
 impl Webhooks {
     /// Calls the webhook of an ended job, if it has one. Doesn't wait.
     pub(crate) fn call(&self, server: &Server, job: &str) {
-        if server.config.webhooks.is_none() {
+        if server.config.webhooks.is_none() || !lock(&self.pending).insert(job.to_owned()) {
             return;
         }
-        let mut calls = lock(&self.0);
+        let mut calls = lock(&self.thread);
         let ended = || Message::Ended(job.to_owned());
         if calls.as_ref().is_some_and(|calls| calls.send(ended()).is_ok()) {
             return;
@@ -170,13 +174,14 @@ fn run(server: &WeakServer, messages: &Receiver<Message>, sender: &Sender<Messag
 
 /// Tries a call on a thread of its own.
 fn start(server: &Server, call: Pending, sender: Sender<Message>) {
-    let (server, client) = (server.clone(), call.client.clone());
+    let (calls, client, job) = (server.clone(), call.client.clone(), call.job.clone());
     let calling = move || {
-        let again = attempt(&server, call);
-        drop(server);
+        let again = attempt(&calls, call);
+        drop(calls);
         let _ = sender.send(Message::Called(client, again));
     };
     if let Err(error) = std::thread::Builder::new().name("webhook".into()).spawn(calling) {
+        lock(&server.webhooks.pending).remove(&job);
         tracing::error!(%error, "failed to start a thread for a webhook; it is called at the next start");
     }
 }
@@ -185,7 +190,10 @@ fn start(server: &Server, call: Pending, sender: Sender<Message>) {
 fn attempt(server: &Server, call: Pending) -> Option<Pending> {
     let Pending { job, client, failures, .. } = call;
     match deliver(server, &job) {
-        Ok(false) => return None,
+        Ok(false) => {
+            lock(&server.webhooks.pending).remove(&job);
+            return None;
+        }
         Ok(true) => tracing::info!(job, "webhook called"),
         Err(reason) => match RETRIES.get(failures) {
             Some(wait) => {
@@ -195,8 +203,10 @@ fn attempt(server: &Server, call: Pending) -> Option<Pending> {
             None => tracing::error!(job, reason, "webhook failed; giving up"),
         },
     }
-    if let Err(error) = server.ledger.remove_webhook(&job) {
-        tracing::error!(job, %error, "failed to record that a webhook was called");
+    match server.ledger.remove_webhook(&job) {
+        Ok(()) => drop(lock(&server.webhooks.pending).remove(&job)),
+        // It stays pending: it must not be called again for this.
+        Err(error) => tracing::error!(job, %error, "failed to record that a webhook was called"),
     }
     None
 }

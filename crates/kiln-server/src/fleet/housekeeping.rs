@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Link, Result, is_present};
+use super::link::{Link, Result};
 use super::objects::{StoredFiles, object_name};
 use super::records::JobRecord;
 use super::replica::Replica;
@@ -25,7 +25,7 @@ pub(super) struct Housekeeper {
     files: StoredFiles,
     cleaned: Instant,
     swept: Option<Instant>,
-    /// Ended jobs whose webhooks are not called yet, each with the gateway that calls it.
+    /// Ended jobs whose webhooks are not called yet, each with the gateway that accepted it.
     callers: HashMap<String, String>,
 }
 
@@ -43,7 +43,7 @@ impl Housekeeper {
                 tracing::warn!(%error, "failed to {what}");
             }
         };
-        report(self.adopt_webhooks(server), "call webhooks of gateways that are gone");
+        report(self.call_webhooks(server), "call webhooks");
         if self.cleaned.elapsed() >= GALLERY {
             self.cleaned = Instant::now();
             report(self.clean_gallery(server, server.config.gallery), "delete old images");
@@ -75,27 +75,29 @@ impl Housekeeper {
         })
     }
 
-    /// Calls the webhooks of ended jobs whose gateway is gone. The oldest gateway does so.
-    fn adopt_webhooks(&mut self, server: &Server) -> std::result::Result<(), StoreError> {
+    /// Calls the webhooks of ended jobs that were not called: a gateway's own, whose end it may have missed, and the
+    /// oldest gateway those of gateways that are gone.
+    fn call_webhooks(&mut self, server: &Server) -> std::result::Result<(), StoreError> {
         let eldest = self.replica.nodes().into_iter().find(|node| !node.worker);
-        if eldest.is_none_or(|node| node.id != self.link.id) {
-            return Ok(());
-        }
-        let uncalled = server.store.uncalled_webhooks()?;
-        let uncalled: HashSet<String> = uncalled.into_iter().collect();
+        let is_eldest = eldest.is_some_and(|node| node.id == self.link.id);
+        let uncalled: HashSet<String> = server.store.uncalled_webhooks()?.into_iter().collect();
         self.callers.retain(|job, _| uncalled.contains(job));
         for job in uncalled {
-            if !self.callers.contains_key(&job) {
-                let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(&job));
-                let entry = self.link.wait(async move { link.entry(&key).await })??.filter(is_present);
-                let record = entry.and_then(|entry| serde_json::from_slice::<JobRecord>(&entry.value).ok());
-                let Some(record) = record else { continue };
-                self.callers.insert(job.clone(), record.gateway);
-            }
-            let own = &self.link.id;
-            let gone = |caller: &&mut String| *caller != own && !self.replica.may_be_alive(caller);
-            if let Some(caller) = self.callers.get_mut(&job).filter(gone) {
-                caller.clone_from(own);
+            let caller = match self.callers.get(&job) {
+                Some(caller) => caller.clone(),
+                None => {
+                    let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(&job));
+                    let entry = self.link.wait(async move { link.entry(&key).await })??;
+                    let record = entry.filter(|entry| entry.is_present);
+                    let record =
+                        record.and_then(|entry| serde_json::from_slice::<JobRecord>(&entry.value).ok());
+                    let Some(record) = record else { continue };
+                    // Called at the earliest when it is seen again: its own gateway may be about to do so.
+                    self.callers.insert(job.clone(), record.gateway);
+                    continue;
+                }
+            };
+            if caller == self.link.id || (is_eldest && !self.replica.may_be_alive(&caller)) {
                 server.webhooks.call(server, &job);
             }
         }
