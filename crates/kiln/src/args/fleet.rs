@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kiln_server::fleet::{FleetConfig, S3Config};
+use kiln_server::fleet::{FleetConfig, GiveUp, S3Config};
 
 use super::GeneratorArgs;
 
@@ -41,6 +41,14 @@ pub struct FleetArgs {
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub ack_wait: u32,
 
+    /// Workers that may be lost while they run a job before it is given up; the same for the whole fleet
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub max_lost_workers: u32,
+
+    /// Errors of workers before a job is given up; the same for the whole fleet
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub max_failures: u32,
+
     /// Copies of everything on a cluster of NATS servers, when its streams are created
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub queue_replicas: u32,
@@ -65,6 +73,7 @@ impl FleetArgs {
             authority: self.queue_ca.clone(),
             certificate: self.queue_cert.clone().zip(self.queue_key.clone()),
             ack_wait: Duration::from_secs(self.ack_wait.into()),
+            give_up: GiveUp { lost_workers: self.max_lost_workers, failures: self.max_failures },
             replicas: self.queue_replicas as usize,
             s3: self.queue_files.as_deref().map(S3Config::from_env),
             name: self.node_name.clone().filter(|name| !name.is_empty()).unwrap_or_else(machine_name),
@@ -138,7 +147,7 @@ pub enum QueueCommand {
         #[arg(long)]
         json: bool,
     },
-    /// List the dead letters: jobs that killed two workers or failed three times
+    /// List the dead letters: jobs that were given up
     Dead {
         /// Print JSON, one job per line
         #[arg(long)]
