@@ -20,6 +20,7 @@ mod example;
 mod guard;
 mod job;
 mod log;
+mod moments8;
 mod norms;
 mod objective;
 mod optimizer;

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use kiln_ops::training::{
-    AdamWStep, AdamWTensor, BLOCK, CodeBook, ProdigyStep, ProdigyTensor, Quantized8, QuantizedAdamWTensor,
-};
+use kiln_ops::training::{AdamWStep, AdamWTensor, ProdigyStep, ProdigyTensor, QuantizedAdamWTensor};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use crate::adapter::Param;
+use crate::moments8::Moments8;
 use crate::{Error, Optimizer, Result, TrainerState};
 
 /// An optimizer with the state of every parameter, in the order of the parameters.
@@ -25,15 +24,6 @@ enum Moments<B: TrainingBackend> {
     Prodigy(Vec<ProdigyMoments<B>>, Distance),
 }
 
-/// Tensors of fewer elements keep f32 moments, as bitsandbytes' do: they take little memory.
-const SMALLEST_8BIT: usize = 4096;
-
-/// First and second moment of a tensor of 8-bit AdamW.
-enum Moments8<B: TrainingBackend> {
-    Small([B::Tensor; 2]),
-    Large([B::Quantized; 2]),
-}
-
 struct ProdigyMoments<B: TrainingBackend> {
     start: B::Tensor,
     /// First and second moment, and the sum of gradients.
@@ -48,7 +38,8 @@ struct Distance {
     numerator: f64,
 }
 
-const NAMES: [&str; 3] = ["m", "v", "s"];
+/// What states call the moments.
+pub(crate) const NAMES: [&str; 3] = ["m", "v", "s"];
 
 impl<B: TrainingBackend> OptimizerState<B> {
     /// The state before the first step.
@@ -67,16 +58,7 @@ impl<B: TrainingBackend> OptimizerState<B> {
                 Moments::Full(params.map(both).collect::<Result<_>>()?)
             }
             Optimizer::AdamW8bit { .. } => {
-                let empty = |count: usize, book: &CodeBook| {
-                    b.upload_quantized(&Quantized8::zeros(count, book.code(0.0)))
-                };
-                let both = |(_, p): (String, &Param<B>)| match p.value.shape().numel() {
-                    ..SMALLEST_8BIT => Ok(Moments8::Small([zeros(p)?, zeros(p)?])),
-                    count => {
-                        let both = [empty(count, CodeBook::signed())?, empty(count, CodeBook::unsigned())?];
-                        Ok(Moments8::Large(both))
-                    }
-                };
+                let both = |(_, p): (String, &Param<B>)| Moments8::new(b, p.value.shape());
                 Moments::Quantized(params.map(both).collect::<Result<_>>()?)
             }
             Optimizer::Prodigy { d0, .. } => {
@@ -145,23 +127,8 @@ impl<B: TrainingBackend> OptimizerState<B> {
                 }
             }
             Moments::Quantized(moments) => {
-                for (name, both) in names.iter().zip(moments) {
-                    match both {
-                        Moments8::Small(both) => {
-                            for (kind, tensor) in NAMES.iter().zip(both) {
-                                put(format!("optimizer.{kind}.{name}"), b.download(tensor)?);
-                            }
-                        }
-                        Moments8::Large(both) => {
-                            for (kind, quantized) in NAMES.iter().zip(both) {
-                                let Quantized8 { codes, scales } = b.download_quantized(quantized)?;
-                                let codes = HostTensor::new(DType::U8, [codes.len()], codes.into())?;
-                                let scales = HostTensor::from_f32([scales.len()], scales)?;
-                                put(format!("optimizer.{kind}.codes.{name}"), codes);
-                                put(format!("optimizer.{kind}.scales.{name}"), scales);
-                            }
-                        }
-                    }
+                for (name, moments) in names.iter().zip(moments) {
+                    moments.save(b, name, state)?;
                 }
             }
             Moments::Prodigy(moments, distance) => {
@@ -181,15 +148,7 @@ impl<B: TrainingBackend> OptimizerState<B> {
 
     /// Replaces the state by a saved one.
     pub(crate) fn restore(&mut self, b: &B, names: &[String], state: &TrainerState) -> Result<()> {
-        let upload = |to: &mut B::Tensor, name: String| -> Result<()> {
-            let host = find(&state.tensors, &name)?;
-            if host.shape() != to.shape() {
-                let (found, expected) = (host.shape(), to.shape());
-                return Err(Error::State(format!("`{name}` has shape {found}, expected {expected}")));
-            }
-            *to = b.upload(host, DType::F32)?;
-            Ok(())
-        };
+        let upload = |to: &mut B::Tensor, name: String| upload(b, to, &name, state);
         match &mut self.moments {
             Moments::Full(moments) => {
                 for (name, both) in names.iter().zip(moments) {
@@ -199,39 +158,8 @@ impl<B: TrainingBackend> OptimizerState<B> {
                 }
             }
             Moments::Quantized(moments) => {
-                for (name, both) in names.iter().zip(moments) {
-                    match (saved_8bit(state, name)?, both) {
-                        (None, Moments8::Small(both)) => {
-                            for (kind, tensor) in NAMES.iter().zip(both) {
-                                upload(tensor, format!("optimizer.{kind}.{name}"))?;
-                            }
-                        }
-                        (None, Moments8::Large(_)) => {
-                            let what = format!("the state has no 8-bit moments of `{name}`");
-                            return Err(Error::State(what));
-                        }
-                        // Older states have 8-bit moments of small tensors, too.
-                        (Some(saved), Moments8::Small(both)) => {
-                            let books = [CodeBook::signed(), CodeBook::unsigned()];
-                            for ((tensor, saved), book) in both.iter_mut().zip(&saved).zip(books) {
-                                let values = book.dequantize(saved);
-                                let count = tensor.shape().numel();
-                                if values.len() != count {
-                                    let found = values.len();
-                                    let what =
-                                        format!("`{name}` has {found} 8-bit moments, expected {count}");
-                                    return Err(Error::State(what));
-                                }
-                                let host = HostTensor::from_f32(tensor.shape().clone(), values)?;
-                                *tensor = b.upload(&host, DType::F32)?;
-                            }
-                        }
-                        (Some(saved), Moments8::Large(both)) => {
-                            for (quantized, saved) in both.iter_mut().zip(&saved) {
-                                *quantized = b.upload_quantized(saved)?;
-                            }
-                        }
-                    }
+                for (name, moments) in names.iter().zip(moments) {
+                    moments.restore(b, name, state)?;
                 }
             }
             Moments::Prodigy(moments, distance) => {
@@ -256,27 +184,20 @@ impl<B: TrainingBackend> OptimizerState<B> {
     }
 }
 
-/// The 8-bit moments of a parameter in a saved state; `None` if it has none.
-fn saved_8bit(state: &TrainerState, name: &str) -> Result<Option<[Quantized8; 2]>> {
-    let quantized = |kind: &str| -> Result<Quantized8> {
-        let codes = find(&state.tensors, &format!("optimizer.{kind}.codes.{name}"))?;
-        let scales = find(&state.tensors, &format!("optimizer.{kind}.scales.{name}"))?;
-        let (codes, scales) = (codes.bytes().to_vec(), scales.to_f32()?.into_owned());
-        if scales.len() != codes.len().div_ceil(BLOCK) {
-            return Err(Error::State(format!("the 8-bit moments of `{name}` have {} scales", scales.len())));
-        }
-        Ok(Quantized8 { codes, scales })
-    };
-    if !state.tensors.contains_key(&format!("optimizer.m.codes.{name}")) {
-        return Ok(None);
+/// Replaces a tensor by the one of this name in a saved state.
+pub(crate) fn upload<B: TrainingBackend>(
+    b: &B,
+    to: &mut B::Tensor,
+    name: &str,
+    state: &TrainerState,
+) -> Result<()> {
+    let host = find(&state.tensors, name)?;
+    if host.shape() != to.shape() {
+        let (found, expected) = (host.shape(), to.shape());
+        return Err(Error::State(format!("`{name}` has shape {found}, expected {expected}")));
     }
-    let [m, mut v] = [quantized("m")?, quantized("v")?];
-    // Older states may have second moments that were rounded to 0, which the first ones tell.
-    let zero = CodeBook::signed().code(0.0);
-    for (v, m) in v.codes.iter_mut().zip(&m.codes) {
-        *v = (*v).max(u8::from(*m != zero));
-    }
-    Ok(Some([m, v]))
+    *to = b.upload(host, DType::F32)?;
+    Ok(())
 }
 
 pub(crate) fn find<'a>(tensors: &'a BTreeMap<String, HostTensor>, name: &str) -> Result<&'a HostTensor> {
@@ -371,91 +292,5 @@ mod tests {
         assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}");
         let Moments::Prodigy(_, distance) = optimizer.moments else { unreachable!("it is Prodigy's") };
         assert!((distance.d - 0.001_593_99).abs() < 1e-7, "{}", distance.d);
-    }
-
-    fn eight_bit(counts: &[usize]) -> (Vec<Param<Reference>>, OptimizerState<Reference>, Vec<String>) {
-        let b = Reference::new();
-        let tensor = |count: usize| b.zeros([count].into(), DType::F32).unwrap();
-        let param = |count: &usize| Param { name: "p", value: tensor(*count), grad: None };
-        let params: Vec<_> = counts.iter().map(param).collect();
-        let (betas, eps, weight_decay) = ([0.9, 0.999], 1e-8, 0.0);
-        let settings = Optimizer::AdamW8bit { betas, eps, weight_decay };
-        let named = params.iter().map(|param| (param.name.to_owned(), param));
-        let optimizer = OptimizerState::new(&b, settings, named).unwrap();
-        let names = counts.iter().map(|count| format!("layer{count}")).collect();
-        (params, optimizer, names)
-    }
-
-    fn step(optimizer: &mut OptimizerState<Reference>, params: &mut [Param<Reference>], step: u64) {
-        let b = Reference::new();
-        for param in params.iter_mut() {
-            let count = param.value.shape().numel();
-            // Over five decades, so that the smallest second moments need the smallest code.
-            let gradient = (0..count).map(|i| 10f32.powf(-((i % 101) as f32) / 20.0)).collect();
-            param.grad = Some(HostTensor::from_f32([count], gradient).unwrap());
-        }
-        optimizer.step(&b, params.iter_mut().collect(), 0.01, step, 1.0).unwrap();
-    }
-
-    fn largest_change(before: &[Vec<f32>], params: &[Param<Reference>]) -> f32 {
-        let values = |param: &Param<Reference>| param.value.to_f32().unwrap().into_owned();
-        let pairs =
-            before.iter().zip(params).flat_map(|(before, param)| before.iter().copied().zip(values(param)));
-        pairs.map(|(before, after)| (after - before).abs()).fold(0.0, f32::max)
-    }
-
-    #[test]
-    fn small_tensors_keep_full_moments() {
-        let (mut params, mut optimizer, names) = eight_bit(&[4095, 4096]);
-        step(&mut optimizer, &mut params, 1);
-        let mut state = TrainerState::default();
-        optimizer.save(&Reference::new(), &names, &mut state).unwrap();
-        let saved: Vec<&str> = state.tensors.keys().map(String::as_str).collect();
-        let expected = [
-            "optimizer.m.codes.layer4096",
-            "optimizer.m.layer4095",
-            "optimizer.m.scales.layer4096",
-            "optimizer.v.codes.layer4096",
-            "optimizer.v.layer4095",
-            "optimizer.v.scales.layer4096",
-        ];
-        assert_eq!(saved, expected);
-    }
-
-    /// Before, small tensors had 8-bit moments, too, and small second moments were rounded to 0.
-    #[test]
-    fn an_older_state_continues_without_a_jump() {
-        let counts = [300, 5000];
-        let (mut params, mut optimizer, names) = eight_bit(&counts);
-        step(&mut optimizer, &mut params, 1);
-        let mut state = TrainerState::default();
-        optimizer.save(&Reference::new(), &names, &mut state).unwrap();
-        let mut older = TrainerState { step: 1, ..TrainerState::default() };
-        for (name, count) in names.iter().zip(counts) {
-            for (kind, book) in [("m", CodeBook::signed()), ("v", CodeBook::unsigned())] {
-                let moments = match state.tensors.get(&format!("optimizer.{kind}.{name}")) {
-                    Some(full) => full.to_f32().unwrap().into_owned(),
-                    None => {
-                        book.dequantize(&saved_8bit(&state, name).unwrap().unwrap()[usize::from(kind == "v")])
-                    }
-                };
-                let (mut codes, mut scales) = (vec![0; count], vec![0.0; count.div_ceil(BLOCK)]);
-                book.quantize(&moments, &mut codes, &mut scales);
-                if kind == "v" {
-                    codes.iter_mut().filter(|code| **code == 1).for_each(|code| *code = 0);
-                    assert!(codes.contains(&0));
-                }
-                let codes = HostTensor::new(DType::U8, [count], codes.into()).unwrap();
-                let scales = HostTensor::from_f32([scales.len()], scales).unwrap();
-                older.tensors.insert(format!("optimizer.{kind}.codes.{name}"), codes);
-                older.tensors.insert(format!("optimizer.{kind}.scales.{name}"), scales);
-            }
-        }
-        let (_, mut resumed, _) = eight_bit(&counts);
-        resumed.restore(&Reference::new(), &names, &older).unwrap();
-        let before: Vec<_> = params.iter().map(|param| param.value.to_f32().unwrap().into_owned()).collect();
-        step(&mut resumed, &mut params, 2);
-        let change = largest_change(&before, &params);
-        assert!(change > 0.005 && change < 0.03, "{change}");
     }
 }
