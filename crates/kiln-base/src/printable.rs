@@ -34,7 +34,7 @@ pub fn without_folders(text: &str) -> Cow<'_, str> {
             before.chars().next_back().and_then(|quote| quoted.split_once(quote)).map(|(path, _)| path);
         let name = path
             .map(std::path::Path::new)
-            .filter(|path| path.is_absolute())
+            .filter(|path| leads_to_a_file(path))
             .and_then(|path| path.file_name());
         if let (Some(path), Some(name)) = (path, name) {
             out.push_str(&name.to_string_lossy());
@@ -46,6 +46,17 @@ pub fn without_folders(text: &str) -> Cow<'_, str> {
     }
     out.push_str(rest);
     if out == text { Cow::Borrowed(text) } else { Cow::Owned(out) }
+}
+
+/// Whether a quoted text is the path of a file or folder, and not a name with a slash, as LoRAs in subfolders have.
+fn leads_to_a_file(path: &std::path::Path) -> bool {
+    const FILES: [&str; 10] =
+        ["safetensors", "gguf", "json", "jinja", "txt", "toml", "png", "jpg", "webp", "sqlite"];
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    path.is_absolute()
+        || path.starts_with(".")
+        || path.starts_with("..")
+        || (path.components().count() > 1 && extension.is_some_and(|extension| FILES.contains(&extension)))
 }
 
 fn escape(text: &str, escapes: impl Fn(char) -> bool) -> Cow<'_, str> {
@@ -80,6 +91,10 @@ mod tests {
     fn folders_are_cut_off_in_every_kind_of_quotes() {
         let without = |text| without_folders(text).into_owned();
         assert_eq!(without("`a` and `/srv/b.png`, `c/d`"), "`a` and `b.png`, `c/d`");
+        assert_eq!(
+            without("`data/jobs.sqlite`, `../x/y` and `styles/wax.v2`"),
+            "`jobs.sqlite`, `y` and `styles/wax.v2`"
+        );
         // As the crate `tempfile` writes them.
         assert_eq!(without("gone at path \"/srv/.kiln-x.tmp\" (2)"), "gone at path \".kiln-x.tmp\" (2)");
         for same in ["", "`", "\"/", "`/`", "a `b", "it's \"a\" `b`", "1/2"] {

@@ -37,6 +37,49 @@ pub fn unpack(packed: &[u8]) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
+/// Compresses each file by itself, so that [`gzipped`] can hand it on without compressing it again.
+pub fn pack_gzip(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for (name, contents) in files {
+        let packed = gzip(contents);
+        all.extend_from_slice(format!("{name}\0{}\0", packed.len()).as_bytes());
+        all.extend_from_slice(&packed);
+    }
+    all
+}
+
+/// Returns the files that [`pack_gzip`] compressed, each as a gzip stream.
+pub fn gzipped(packed: &[u8]) -> BTreeMap<String, &[u8]> {
+    let (mut files, mut rest) = (BTreeMap::new(), packed);
+    while let Some((name, contents, following)) = next_file(rest) {
+        files.insert(name.to_owned(), contents);
+        rest = following;
+    }
+    files
+}
+
+/// Header of a gzip stream: deflate, no name, no time, strongest compression, unknown system.
+const GZIP_HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 0xff];
+
+fn gzip(contents: &[u8]) -> Vec<u8> {
+    let mut out = GZIP_HEADER.to_vec();
+    out.extend(miniz_oxide::deflate::compress_to_vec(contents, LEVEL));
+    out.extend(crc32(contents).to_le_bytes());
+    out.extend((contents.len() as u32).to_le_bytes());
+    out
+}
+
+/// The contents of a gzip stream of [`gzipped`]; nothing if it is damaged.
+pub fn gunzip(stream: &[u8]) -> Vec<u8> {
+    let deflated = stream.get(GZIP_HEADER.len()..stream.len().saturating_sub(8)).unwrap_or_default();
+    miniz_oxide::inflate::decompress_to_vec(deflated).unwrap_or_default()
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), step))
+}
+
 /// Splits the first file from the others: its name, its contents and the rest.
 fn next_file(all: &[u8]) -> Option<(&str, &[u8], &[u8])> {
     let mut parts = all.splitn(3, |byte| *byte == 0);
@@ -49,6 +92,19 @@ fn next_file(all: &[u8]) -> Option<(&str, &[u8], &[u8])> {
 /// In a build script: packs these files, which are relative to the package's folder, into `to` in the script's output
 /// folder. Their names are their paths without folders.
 pub fn pack_files(files: &[impl AsRef<Path>], to: &str) -> std::io::Result<()> {
+    write_packed(files, to, pack)
+}
+
+/// In a build script: [`pack_files`] with each file compressed by itself.
+pub fn pack_files_gzip(files: &[impl AsRef<Path>], to: &str) -> std::io::Result<()> {
+    write_packed(files, to, pack_gzip)
+}
+
+fn write_packed(
+    files: &[impl AsRef<Path>],
+    to: &str,
+    pack: fn(&[(String, Vec<u8>)]) -> Vec<u8>,
+) -> std::io::Result<()> {
     let folder = |name: &str| std::env::var_os(name).unwrap_or_default();
     let mut contents = Vec::new();
     for file in files {
@@ -76,6 +132,17 @@ pub fn files_of(folder: &str) -> std::io::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gzip_stream_holds_its_file() {
+        let text = "the same again, ".repeat(50).into_bytes();
+        let packed = pack_gzip(&[("a".into(), text.clone()), ("empty".into(), Vec::new())]);
+        let files = gzipped(&packed);
+        assert!(files["a"].len() < 100 && files["a"].starts_with(&[0x1f, 0x8b, 8]));
+        assert_eq!((gunzip(files["a"]), gunzip(files["empty"])), (text, Vec::new()));
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        assert!(gunzip(&[]).is_empty() && gzipped(&packed[..packed.len() - 1]).len() == 1);
+    }
 
     #[test]
     fn files_come_back_and_damage_is_no_panic() {

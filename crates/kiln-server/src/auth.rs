@@ -147,9 +147,9 @@ fn session_cookie(headers: &HeaderMap, secure: bool) -> Option<&str> {
 /// A foreign page can make a browser send requests here, and can point a host name of its own at this machine (DNS
 /// rebinding). So `host` must be one of our names, and `origin`, where present, must match it.
 pub(crate) fn is_same_origin(host: Option<&str>, origin: Option<&str>, hosts: &[String]) -> bool {
-    let Some(host) = host else { return origin.is_none() };
+    let Some(host) = host else { return false };
     let name = without_port(host);
-    let local = ["localhost", "127.0.0.1", "[::1]"].contains(&name);
+    let local = ["localhost", "127.0.0.1", "[::1]"].iter().any(|local| local.eq_ignore_ascii_case(name));
     if !local && !hosts.iter().any(|ours| ours == "*" || ours.eq_ignore_ascii_case(name)) {
         return false;
     }
@@ -237,6 +237,7 @@ mod tests {
         assert!(!from("evil.example:7860", None), "a foreign name that resolves to this machine");
         assert!(!from("localhost:7860", Some("null")));
         assert!(!from("localhost:7860", Some("http://localhost:1234")));
-        assert!(is_same_origin(None, None, &[]) && !is_same_origin(None, Some("http://a"), &[]));
+        assert!(from("LOCALHOST:7860", None) && from("Kiln.Home", Some("http://kiln.home")));
+        assert!(!is_same_origin(None, None, &["*".into()]) && !is_same_origin(None, Some("http://a"), &[]));
     }
 }

@@ -54,8 +54,10 @@ pub struct Config {
 impl Config {
     /// The default configuration with its data in `folder`: local host names only, no API key.
     pub fn new(folder: impl Into<PathBuf>) -> Config {
+        let folder = folder.into();
         Config {
-            folder: folder.into(),
+            // Errors that clients see name no folder, which only a whole path shows.
+            folder: std::path::absolute(&folder).unwrap_or(folder),
             api_keys: Vec::new(),
             wrong_key_delay: Duration::from_millis(250),
             tls: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::http::{Method, StatusCode, Version, header};
 
 use super::Peer;
 use super::error::ApiError;
@@ -121,7 +121,8 @@ pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Call
     let peer = request.extensions().get::<Peer>().copied();
     let peer = peer.unwrap_or(Peer { address: (Ipv4Addr::LOCALHOST, 0).into(), encrypted: false });
     let origin = Origin::new(peer.address.ip(), peer.encrypted, headers, &server.config.trusted_proxies);
-    let host = origin.host.as_deref().or_else(|| host(headers, request.uri()));
+    let named = host(request).map_err(Refusal::Error)?;
+    let host = origin.host.as_deref().or(named);
     let page = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
     if !is_same_origin(host, page, &server.config.hosts) {
         let message = "cross-site request, or a host name this server doesn't accept";
@@ -146,19 +147,36 @@ pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Call
     caller.map(Some).ok_or_else(|| Refusal::Error(unauthorized()))
 }
 
-/// The host that the client asks for: HTTP/2 has it in the URI.
-fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
-    let mut given = headers.get_all(header::HOST).iter();
-    let header = given.next().map(|value| value.to_str().unwrap_or("?"));
-    // A proxy may have looked at another one than this server.
-    let header = if given.next().is_some() { Some("?") } else { header };
-    header.or_else(|| uri.authority().map(|authority| authority.as_str()))
+/// The host that the client asks for: in the header, in the URI as HTTP/2 and clients of proxies have it, or the same in
+/// both. A proxy may have looked at another one than this server.
+fn host(request: &Request) -> Result<Option<&str>, ApiError> {
+    let refused = |message: &str| ApiError::new(StatusCode::BAD_REQUEST, "invalid_host", message);
+    let in_uri = request.uri().authority().map(|authority| authority.as_str());
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    let in_header = headers.next().map(|value| value.to_str().unwrap_or("?"));
+    if headers.next().is_some() {
+        return Err(refused("the request has several Host headers"));
+    }
+    match (in_header, in_uri) {
+        (Some(header), Some(uri)) if !header.eq_ignore_ascii_case(uri) => {
+            Err(refused("the Host header names another host than the request's address"))
+        }
+        (None, None) if is_health(request.uri().path()) && request.version() < Version::HTTP_11 => {
+            // Load balancers ask this way.
+            Ok(Some("localhost"))
+        }
+        (None, None) => Err(refused("the request names no host")),
+        (header, uri) => Ok(header.or(uri)),
+    }
+}
+
+fn is_health(path: &str) -> bool {
+    matches!(path, "/healthz" | "/readyz")
 }
 
 /// Routes that need no API key: they reveal nothing private.
 pub(crate) fn is_public(path: &str) -> bool {
-    matches!(path, "/" | "/healthz" | "/readyz" | "/openapi.json" | "/favicon.ico")
-        || path.starts_with("/page/")
+    is_health(path) || matches!(path, "/" | "/openapi.json" | "/favicon.ico") || path.starts_with("/page/")
 }
 
 pub(crate) fn unauthorized() -> ApiError {

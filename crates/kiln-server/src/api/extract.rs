@@ -36,3 +36,16 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
         Ok(Query(value))
     }
 }
+
+/// The length of a list that a request asks for.
+pub(crate) fn checked_limit(given: Option<i64>, default: u32, most: u32) -> Result<u32, ApiError> {
+    match given.map(u32::try_from) {
+        None => Ok(default),
+        Some(Ok(limit)) if (1..=most).contains(&limit) => Ok(limit),
+        _ => {
+            let found = given.unwrap_or_default();
+            Err(ApiError::invalid(format!("limit must be between 1 and {most}, found {found}"))
+                .param("limit"))
+        }
+    }
+}

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::conditional::ETag;
 use super::error::ApiError;
 use super::file::{bytes_response, file_response};
-use super::{Caller, Path, Query, immutable, json, response, run_blocking};
+use super::{Caller, Path, Query, checked_limit, immutable, json, response, run_blocking};
 use crate::Server;
 use crate::generator::JobError;
 use crate::store::{FileKind, ImageQuery, ImageRow, thumbnail_file};
@@ -54,8 +54,8 @@ pub(crate) struct ImageListParams {
     /// The images in the trash, instead of the others.
     trash: Option<bool>,
     /// Maximum number of images; 40 by default.
-    #[cfg_attr(feature = "schema", param(minimum = 1, maximum = 200))]
-    limit: Option<u32>,
+    #[cfg_attr(feature = "schema", param(minimum = 1, maximum = 200, value_type = Option<u32>))]
+    limit: Option<i64>,
 }
 
 /// A list of images.
@@ -78,7 +78,7 @@ pub(crate) async fn list(
     caller: Caller,
     Query(params): Query<ImageListParams>,
 ) -> Result<Response, ApiError> {
-    let limit = params.limit.unwrap_or(40).clamp(1, 200);
+    let limit = checked_limit(params.limit, 40, 200)?;
     let words = params.search.unwrap_or_default();
     if words.len() > MAX_SEARCH {
         let message = format!("search has {} bytes, the limit is {MAX_SEARCH}", words.len());

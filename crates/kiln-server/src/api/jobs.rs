@@ -12,7 +12,7 @@ use super::body::Json;
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::gallery::ImageView;
-use super::{Caller, Path, Query, json, run_blocking, with_location};
+use super::{Caller, Path, Query, checked_limit, json, run_blocking, with_location};
 use crate::Server;
 use crate::live::{Api, JobSnapshot, LiveJob};
 use crate::priority::Priority;
@@ -271,8 +271,8 @@ fn expand_wildcards(request: &mut Request) -> Result<(), ApiError> {
 #[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub(crate) struct JobListParams {
     /// Maximum number of jobs; 50 by default.
-    #[cfg_attr(feature = "schema", param(minimum = 1, maximum = 1000))]
-    limit: Option<u32>,
+    #[cfg_attr(feature = "schema", param(minimum = 1, maximum = 1000, value_type = Option<u32>))]
+    limit: Option<i64>,
 }
 
 /// A list of jobs.
@@ -293,8 +293,9 @@ pub(crate) async fn list(
     caller: Caller,
     Query(params): Query<JobListParams>,
 ) -> Result<Response, ApiError> {
+    let limit = checked_limit(params.limit, 50, 1000)?;
     run_blocking(move || {
-        let rows = server.stored_jobs(params.limit.unwrap_or(50).clamp(1, 1000), caller.only())?;
+        let rows = server.stored_jobs(limit, caller.only())?;
         let view = |row: JobRow| match server.live(&row.id) {
             Some(live) => Ok(JobView::from_live(&server, &live, &live.snapshot())),
             None => JobView::from_row(&server, row),

@@ -47,7 +47,8 @@ use crate::server::{AttachedJob, NewJob};
 use body::BodyPermit;
 pub(crate) use caller::Caller;
 use error::ApiError;
-pub(crate) use extract::{Path, Query};
+pub(crate) use extract::{Path, Query, checked_limit};
+pub(crate) use file::bytes_response;
 #[cfg(feature = "fleet")]
 pub(crate) use gallery::shrink;
 #[cfg(feature = "schema")]

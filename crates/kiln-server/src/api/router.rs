@@ -4,11 +4,10 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post, put};
-use bytes::Bytes;
 use kiln_base::hex;
 use tracing::Instrument;
 
@@ -144,9 +143,10 @@ pub(crate) fn probes(server: Server) -> Router {
 
 /// The router of all endpoints and the page.
 pub fn router(server: Server) -> Router {
-    let mut packed = kiln_pack::unpack(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));
-    let openapi = Bytes::from(packed.remove("openapi.json").unwrap_or_default());
-    let description = async move || super::response(StatusCode::OK, "application/json", openapi);
+    let packed = kiln_pack::gzipped(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));
+    let packed = packed.get("openapi.json").copied().unwrap_or_default();
+    let openapi = page::Packed::new(packed, "application/json");
+    let description = async move |headers: HeaderMap| super::cached_while_valid(openapi.respond(&headers));
     routes()
         .route("/openapi.json", get(description))
         .merge(page::routes())

@@ -78,7 +78,7 @@ async fn bodies_that_drip_take_no_memory_from_others_and_are_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn images_are_decoded_within_a_memory_limit_each_and_all_at_once() {
-    let memory = 256 * 256 * 19;
+    let memory = kiln_image::decoding_bytes("image", &[&deep_png(256)[..], &[0]].concat()).unwrap();
     let server = TestServer::with(|config| {
         config.limits.decoding = memory;
         config.limits.all_decoding = 2 * memory;

@@ -15,6 +15,7 @@ mod fields;
 mod fleet;
 mod gallery;
 mod harness;
+mod http;
 mod inputs;
 mod jobs;
 mod keys;

@@ -60,7 +60,7 @@ async fn cross_site_requests_and_foreign_hosts_are_rejected() {
     server.send(named).await.expect_error(403, "foreign");
     let both =
         Request::get("/v1/models").header(header::HOST, "localhost").header(header::HOST, "evil.example");
-    server.send(both.body(Body::empty()).unwrap()).await.expect_error(403, "foreign");
+    server.send(both.body(Body::empty()).unwrap()).await.expect_error(400, "invalid_host");
 }
 
 #[tokio::test]

@@ -74,7 +74,11 @@ fn a_lora_of_the_server_has_the_bytes_of_the_command_line_and_is_used_at_once() 
         (12, 2)
     );
     let (_, loras) = server.call("GET", "/v1/loras/details", None);
-    assert_eq!(loras["data"], json!([{ "name": "me", "triggers": ["sks"], "preview": null }]));
+    let file = "/v1/loras/me/file";
+    let expected =
+        json!([{ "name": "me", "triggers": ["sks"], "preview": null, "file": file, "deletable": true }]);
+    assert_eq!(loras["data"], expected);
+    assert_eq!(server.bytes(file), fs::read(sandbox.path("loras/me.safetensors")).unwrap());
     let job = json!({ "prompt": "sks a fox", "width": 64, "height": 64, "steps": 2, "loras": [{ "name": "me", "weight": 1 }] });
     let (_, job) = server.call("POST", "/v1/jobs", Some(job));
     let done = server.until(&format!("/v1/jobs/{}", job["id"].as_str().unwrap()), |_, job| {

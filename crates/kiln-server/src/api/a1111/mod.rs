@@ -4,6 +4,7 @@ pub(crate) mod control;
 pub(crate) mod lists;
 pub(crate) mod options;
 pub(crate) mod png_info;
+mod unsupported;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -22,6 +23,7 @@ use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
 use crate::Server;
 use crate::generator::ErrorKind;
 use crate::live::{Api, JobSnapshot, SavedImage};
+use unsupported::Unsupported;
 
 /// A1111's default for `denoising_strength`.
 const DEFAULT_STRENGTH: f64 = 0.75;
@@ -30,7 +32,8 @@ const MAX_SETTINGS: usize = 256 << 10;
 /// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
 const OWN_SETTINGS: [&str; 7] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
 
-/// A request in A1111's format. Unsupported fields are ignored, as clients send many.
+/// A request in A1111's format. What would change the image and is not offered is refused; other fields are ignored, as
+/// clients send many.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default)]
@@ -72,6 +75,9 @@ pub(crate) struct Txt2Img {
     inpaint_full_res_padding: Option<u32>,
     /// Whether black areas of the mask are regenerated instead of white ones; true or 1.
     inpainting_mask_invert: Option<Value>,
+    /// What is not offered.
+    #[serde(flatten)]
+    unsupported: Unsupported,
 }
 
 /// Generated images in A1111's format.
@@ -88,6 +94,7 @@ pub(crate) struct Txt2ImgResponse {
 
 impl Txt2Img {
     fn request(&self, server: &Server, caller: &Caller) -> Result<Request, ApiError> {
+        self.unsupported.refuse()?;
         let (prompt, loras) = split_loras(&self.prompt);
         let settings = self.override_settings.clone().unwrap_or_default();
         let own = settings.iter().filter(|(name, _)| OWN_SETTINGS.contains(&name.as_str()));
