@@ -12,7 +12,7 @@ need() {
 }
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
-export KILN_API_KEY=0123456789abcdef
+export KILN_API_KEY=0123456789abcdef KILN_QUEUE_PASSWORD=0123456789abcdef
 
 if need hadolint; then
     hadolint deploy/Dockerfile && echo "ok: Dockerfile"
@@ -25,8 +25,12 @@ elif need podman-compose; then
     PATH="$work:$PATH" podman-compose -f deploy/compose.yaml config >"$work/compose" && grep -q 'worker:' "$work/compose"
     echo "ok: compose.yaml"
 fi
+# Everything that a file refers to is in the folder, and the queue has its password.
+"${PYTHON:-python3}" tools/fleet/references.py deploy/kubernetes && echo "ok: references"
 if need kubectl; then
-    kubectl kustomize deploy/kubernetes >"$work/all.yaml"
+    cp -r deploy/kubernetes "$work/kubernetes"
+    sed 's/=$/=0123456789abcdef/' deploy/kubernetes/secrets.env.example >"$work/kubernetes/secrets.env"
+    kubectl kustomize "$work/kubernetes" >"$work/all.yaml"
     if need kubernetes-validate; then
         # KEDA's kind has a schema of its own.
         kubernetes-validate -k 1.30 --strict <(python3 - "$work/all.yaml" <<'PYTHON'

@@ -452,6 +452,7 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
         .await
         .map_err(|_| FleetError(format!("can't reach the queue at {}: timed out", redacted(&servers))))?
         .map_err(|error| FleetError(format!("can't reach the queue at {}: {error}", redacted(&servers))))?;
+    check_version(&client.server_info().version)?;
     let jetstream = jetstream::new(client.clone());
     let name = config.prefix.to_uppercase();
     let missing = failed("the server at the queue's address refuses JetStream (start nats-server with -js)");
@@ -501,6 +502,17 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
 /// Largest record in bytes: enough for a request of ten prompts, or a long recipe.
 const MAX_RECORD: i32 = 768 << 10;
 
+/// Refuses servers before 2.10: their answers lack fields that the client library needs, which looks like no JetStream.
+fn check_version(version: &str) -> Result<()> {
+    let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) if (major, minor) < (2, 10) => {
+            Err(FleetError(format!("the queue's nats-server is version {version}; 2.10 or newer is needed")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Addresses without passwords.
 fn redacted(servers: &str) -> String {
     let one = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
@@ -520,6 +532,16 @@ mod tests {
         let odd = ["a.b", "a b", "a>b", "", "a*b"].map(token);
         assert!(odd.iter().all(|token| !token.is_empty() && !token.contains(['.', ' ', '>', '*'])));
         assert_eq!(odd.iter().collect::<std::collections::HashSet<_>>().len(), odd.len());
+    }
+
+    #[test]
+    fn servers_before_2_10_are_refused_by_version() {
+        for old in ["2.9.10", "2.9.25", "1.4.1", "2.0.0-beta"] {
+            assert!(check_version(old).unwrap_err().to_string().contains(old));
+        }
+        for new in ["2.10.0", "2.12.1", "3.0.0", "2.11.0-RC.1", "", "custom"] {
+            assert!(check_version(new).is_ok(), "{new}");
+        }
     }
 
     #[test]
