@@ -1,14 +1,16 @@
 """Attacks on `kiln serve`, with bounds on memory, on time and on /healthz.
 
-Usage: attacks.py KILN [drips bombs idle methods guesses hangups wildcards forms unread searches]
+Usage: attacks.py KILN [drips bombs hostile idle methods guesses hangups wildcards forms unread searches]
 """
 
+import base64
 import json
 import struct
 import threading
 import time
 import zlib
 
+import hostile_files
 from service import Service, run
 
 KEY = "an-api-key-of-the-tests"
@@ -57,6 +59,31 @@ def bombs():
         counts = {status: statuses.count(status) for status in set(statuses)}
         print(f"bombs: 20 images of {side}², {len(files[0]) >> 10} KiB each: {counts}, peak {peak} MiB (before {before}), /healthz {slowest * 1000:.0f} ms")
     service.stop()
+
+
+def hostile():
+    """Ten uploads at once of every file that asks for more than it seems to, as images and as pictures of a training."""
+    for name, file in hostile_files.files().items():
+        service = Service("--train", key=KEY)
+        service.image()
+        before, statuses = service.memory("VmHWM"), []
+
+        def send(n):
+            statuses.append(service.send("POST", "/v1/inputs", file + bytes([n]))[0])
+            picture = {"image": base64.b64encode(file + bytes([n, n])).decode(), "caption": "a"}
+            body = {"order": {"name": "a", "steps": 1}, "pictures": [picture]}
+            statuses.append(service.call("POST", "/v1/trainings/check", body)[0])
+
+        threads = [threading.Thread(target=send, args=[n]) for n in range(10)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        service.health()
+        peak = service.memory("VmHWM")
+        counts = {status: statuses.count(status) for status in sorted(set(statuses))}
+        print(f"hostile: {name}, {len(file) >> 10} KiB: {counts}, peak {peak} MiB (before {before})")
+        # The budget for decoding, the bodies, and their base64.
+        assert peak - before < 1024 + 256 + 20 * 2 * (len(file) >> 20) and 500 not in counts, (name, before, peak, counts)
+        service.stop()
 
 
 def idle():
@@ -195,4 +222,4 @@ def searches():
     print(f"searches: {took:.2f} s")
 
 
-run(drips, bombs, idle, methods, guesses, hangups, wildcards, forms, unread, searches)
+run(drips, bombs, hostile, idle, methods, guesses, hangups, wildcards, forms, unread, searches)
