@@ -74,3 +74,39 @@ fn what_lies_beside_the_pixels_does_not_hide_them() {
         }
     }
 }
+
+/// libwebp's files have all transforms, colour caches and many groups of codes.
+#[test]
+fn lossless_files_of_libwebp_are_read_and_charged_little() {
+    let (width, height) = (600u32, 420u32);
+    let mut state = 0x2545_f491u32;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state
+    };
+    for kind in 0..5 {
+        let mut pixels = Vec::new();
+        for y in 0..height {
+            for x in 0..width {
+                let noise = random();
+                let pixel = match kind {
+                    0 => [x as u8, y as u8, (x + y) as u8],
+                    1 => noise.to_le_bytes()[..3].try_into().unwrap(),
+                    2 => [[0, 0, 0], [255, 255, 255], [200, 0, 0]][(x / 7 + y / 5) as usize % 3],
+                    3 => [(noise % 12 * 20) as u8, 7, (x / 40 * 9) as u8],
+                    // Halves that want codes of their own.
+                    _ if x < width / 2 => [(noise & 3) as u8, 0, 0],
+                    _ => [128 + (y / 3) as u8 % 64, (noise >> 8) as u8, x as u8],
+                };
+                pixels.extend::<[u8; 3]>(pixel);
+            }
+        }
+        let file = webp::Encoder::from_rgb(&pixels, width, height).encode_lossless();
+        let image = from_bytes("a", &file).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert_eq!(image.pixels(), pixels, "{kind}");
+        let charged = decoding_bytes("a", &file).unwrap();
+        assert!(charged < 64 << 20, "{kind}: {} MiB for {} KiB", charged >> 20, file.len() >> 10);
+    }
+}
