@@ -72,6 +72,14 @@ class Service:
         """Resident memory in MiB."""
         return int(re.search(rf"{field}:\s+(\d+)", open(f"/proc/{self.process.pid}/status").read()).group(1)) // 1024
 
+    def forget_peak(self):
+        """Lets `VmHWM` begin anew, where the kernel allows it."""
+        try:
+            with open(f"/proc/{self.process.pid}/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:
+            pass
+
     def logged(self):
         return open(self.log.name).read()
 
