@@ -87,10 +87,8 @@ fn parse_range(text: &str, length: u64) -> Selection {
         return Selection::Whole;
     }
     // `parse` accepts a sign.
-    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() {
-        true => Some(text.parse::<u64>().unwrap_or(u64::MAX)),
-        false => None,
-    };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = |text: &str| is_number(text).then(|| text.parse::<u64>().unwrap_or(u64::MAX));
     let range = match (number(first), number(last), first.is_empty(), last.is_empty()) {
         (Some(first), Some(last), ..) if first <= last => first..last.saturating_add(1).min(length),
         (Some(first), None, _, true) => first..length,
