@@ -19,18 +19,19 @@ test("a server that stops answering is noticed, and nothing is lost or done twic
     await visible(page, "#offline");
     assert.ok(await page.getAttribute("#generate", "aria-busy"), "the button shows that it waits");
     await shot(page, "frozen");
-    // A second click while it waits is not a second job.
+    // A second click while it waits is not a second job, but one with another prompt is.
     await page.click("#generate");
+    await submit(page, "a bell", 3);
     await page.setInputFiles("#files", [{ name: "red.png", mimeType: "image/png", buffer: png(64, 64, [200, 0, 0]) }]);
     await matches(page, "#inputs-status", /Uploading “red\.png”/);
     server.thaw();
     await hidden(page, "#offline");
-    await count(page, "#grid li", 2);
+    await count(page, "#grid li", 3);
     await count(page, "#references li", 1);
     await hidden(page, "#working");
     await hidden(page, "#alerts .alert");
     const { data } = await (await fetch(`${server.address}/v1/jobs`)).json();
-    assert.equal(data.length, 2);
+    assert.deepEqual(data.map(({ order }) => order.prompt).sort(), ["a bell", "a boat", "a cat"]);
   } finally {
     server.thaw();
     await context.close();
@@ -196,13 +197,13 @@ test("a note does not take away the undo of another", async (page) => {
   await generate(page, "a bell");
   await generate(page, "a hat");
   const cards = await page.locator("#grid li").count();
+  await page.locator("#grid .open").first().click();
+  await visible(page, "#viewer");
   for (let left = cards - 1; left >= cards - 2; left--) {
-    await page.locator("#grid .open").first().click();
-    await visible(page, "#viewer");
-    await page.click("#viewer-actions .danger");
+    await page.keyboard.press("Delete");
     await count(page, "#grid li", left);
-    await page.keyboard.press("Escape");
   }
+  await page.keyboard.press("Escape");
   await count(page, ".toast-action", 2);
   await shot(page, "notes");
   for (let back = cards - 1; back <= cards; back++) {

@@ -49,16 +49,18 @@ async function generate() {
   if (matchMedia("(max-width: 900px)").matches) $("stage").scrollIntoView({ block: "start", behavior: "smooth" });
 }
 
-/** Whether a job is being submitted: one click is one job, however long the upload takes. */
-let sending = false;
+/** The requests that are being submitted: a second click on the same one is no second job, however long that takes. */
+const sending = new Set();
 $("form").onsubmit = async (event) => {
   event.preventDefault();
-  if (sending || $("generate").disabled || !form.isValid()) return;
-  sending = true;
+  if ($("generate").disabled || !form.isValid()) return;
+  const request = JSON.stringify([form.request(), $("style").value]);
+  if (sending.has(request)) return;
+  sending.add(request);
   $("generate").setAttribute("aria-busy", true);
   await trying(generate, "submit");
-  $("generate").removeAttribute("aria-busy");
-  sending = false;
+  sending.delete(request);
+  if (!sending.size) $("generate").removeAttribute("aria-busy");
 };
 
 /** Fills the form and the input images with the settings of a request. */
