@@ -85,6 +85,18 @@ test("what the server has to say about a prompt is below it, while the job runs 
   await page.click("#advanced summary");
 });
 
+test("words that the model has not learned are named below the prompt, with what it draws", async (page) => {
+  await page.fill("#prompt", "an astronaut riding a horse");
+  await steps(page, 2);
+  await page.click("#generate");
+  await matches(page, "#prompt-notes", /Ember has not learned "riding".*it draws/);
+  await page.locator("#prompt").scrollIntoViewIfNeeded();
+  await shot(page, "unknown-words");
+  await hidden(page, "#working");
+  await generate(page, "a red apple on a blue background");
+  await page.waitForFunction(() => !document.querySelector("#prompt-notes").textContent.includes("not learned"));
+});
+
 test("seeds are rolled, locked and checked", async (page) => {
   await page.fill("#prompt", "a cat");
   await page.locator("#dice").click();
