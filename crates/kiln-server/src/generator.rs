@@ -87,6 +87,11 @@ pub trait Catalogue: Send + Sync {
         None
     }
 
+    /// The models that can't be used, each with the reason; [`models`](Catalogue::models) leaves them out.
+    fn unusable_models(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// Looks for new and removed models now, not only after a while.
     fn refresh(&self) {}
 

@@ -67,6 +67,9 @@ pub enum StoreError {
     /// The queue of the fleet can't be used.
     #[error("the queue can't be used: {0}")]
     Queue(String),
+    /// No model of a worker can be loaded.
+    #[error("no model can be loaded: {0}")]
+    Model(String),
     /// A newer version of Kiln wrote the database.
     #[error("its database has version {found}, this version of Kiln knows up to {known}; use the newer Kiln")]
     Newer {

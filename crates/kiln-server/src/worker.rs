@@ -141,9 +141,14 @@ impl<G: Generator> Driver<G> {
         let generator = &*self.generator;
         match catch_unwind(AssertUnwindSafe(|| generator.warm_up())) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!("failed to load the model: {error}"),
+            Ok(Err(error)) => {
+                tracing::error!("failed to load the model: {error}");
+                self.server.ledger.load_failed(&error.message);
+            }
             Err(panic) => {
-                tracing::error!("loading the model panicked: {}", panic_message(&*panic));
+                let message = panic_message(&*panic);
+                tracing::error!("loading the model panicked: {message}");
+                self.server.ledger.load_failed(message);
                 reset(generator);
             }
         }

@@ -18,7 +18,7 @@ use crate::store::StoreError;
 #[derive(Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ServerStatus {
-    /// `ok`, `starting`, `stopping`, `storage` or `queue`.
+    /// `ok`, `starting`, `stopping`, `storage`, `queue` or `model`.
     status: &'static str,
     /// What is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +52,7 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
         let problem = checked.inspect_err(|error| tracing::error!(%error, "nothing can be stored")).err();
         Ok::<_, ApiError>(problem.map(|problem| match problem {
             StoreError::Queue(reason) => ("queue", format!("the queue can't be used: {reason}")),
+            StoreError::Model(reason) => ("model", format!("no model can be loaded: {reason}")),
             // The route is public: the path stays in the log.
             _ => ("storage", "the data folder is full or gone; the log says more".to_owned()),
         }))

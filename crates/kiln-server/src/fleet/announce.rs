@@ -34,6 +34,9 @@ pub struct NodeRecord {
     pub version: String,
     /// The models it can generate with.
     pub models: Vec<NodeModel>,
+    /// Models that it has and can't generate with, each with the reason.
+    #[serde(default)]
+    pub unusable: Vec<(String, String)>,
     /// The loaded models, each with its device and that device's free memory.
     pub loaded: Vec<LoadedModel>,
     /// Its LoRAs.
@@ -55,8 +58,13 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    fn new(link: &Link, server: &Server, worker: bool, started: i64, busy: f32) -> NodeRecord {
-        let models = if worker { server.catalogue.models() } else { Vec::new() };
+    fn new(announcer: &Announcer, server: &Server) -> NodeRecord {
+        let Announcer { link, worker, started, busy, .. } = announcer;
+        let (worker, started, busy) = (*worker, *started, *busy);
+        let withdrawn = (announcer.withdrawn)();
+        let mut models = if worker { server.catalogue.models() } else { Vec::new() };
+        models.retain(|model| withdrawn.iter().all(|(name, _)| *name != model.name));
+        let unusable = if worker { server.catalogue.unusable_models() } else { Vec::new() };
         let model = |info: ModelInfo| NodeModel { hash: server.catalogue.model_hash(&info.name), info };
         NodeRecord {
             id: link.id.clone(),
@@ -64,6 +72,7 @@ impl NodeRecord {
             worker,
             version: env!("CARGO_PKG_VERSION").into(),
             models: models.into_iter().map(model).collect(),
+            unusable: withdrawn.into_iter().chain(unusable).collect(),
             loaded: server.loaded_models(),
             loras: if worker { server.catalogue.lora_details() } else { Vec::new() },
             vaes: if worker { server.catalogue.vaes() } else { Vec::new() },
@@ -101,11 +110,31 @@ pub(super) struct Announcer {
     busy: f32,
     /// The models that were announced.
     known: Vec<NodeModel>,
+    /// The revision of the last announcement.
+    revision: u64,
+    /// The models to leave out, each with the reason.
+    withdrawn: Box<dyn Fn() -> Vec<(String, String)> + Send>,
 }
 
 impl Announcer {
     pub(super) fn new(link: &Arc<Link>, worker: bool) -> Announcer {
-        Announcer { link: Arc::clone(link), worker, started: now(), busy: 0.0, known: Vec::new() }
+        Announcer {
+            link: Arc::clone(link),
+            worker,
+            started: now(),
+            busy: 0.0,
+            known: Vec::new(),
+            revision: 0,
+            withdrawn: Box::new(Vec::new),
+        }
+    }
+
+    /// Leaves these models out, each with the reason.
+    pub(super) fn leave_out(
+        self,
+        withdrawn: impl Fn() -> Vec<(String, String)> + Send + 'static,
+    ) -> Announcer {
+        Announcer { withdrawn: Box::new(withdrawn), ..self }
     }
 
     /// Announces this process until the server is gone, and does other work in between; blocks.
@@ -124,7 +153,7 @@ impl Announcer {
         let generates = self.worker && server.stats().running > 0;
         self.busy = 0.8 * self.busy + 0.2 * f32::from(u8::from(generates));
         let link = &self.link;
-        let record = NodeRecord::new(link, server, self.worker, self.started, self.busy);
+        let record = NodeRecord::new(self, server);
         let (writer, key) = (Arc::clone(link), format!("node.{}", link.id));
         let models = if self.known == record.models { Vec::new() } else { record.models.clone() };
         let written = link.wait(async move {
@@ -132,10 +161,14 @@ impl Announcer {
                 // Kept while no worker runs: a job for the model waits until one starts.
                 writer.put(&format!("model.{}", super::link::token(&model.info.name)), &model).await?;
             }
-            writer.put(&key, &record).await.map(|_| record.models)
+            writer.put(&key, &record).await.map(|revision| (revision, record.models))
         });
         match written.and_then(|written| written) {
-            Ok(models) => self.known = models,
+            Ok((revision, models)) => {
+                // In a new bucket the numbers start again, and the models are to be told again.
+                self.known = if revision > self.revision { models } else { Vec::new() };
+                self.revision = revision;
+            }
             Err(error) => tracing::warn!(%error, "can't announce this process to the fleet"),
         }
     }

@@ -15,6 +15,8 @@ pub(super) const FENCE: &str = "fence";
 
 /// How long a result is used again.
 const RECENT: Duration = Duration::from_secs(1);
+/// How long a ticket that could not be published counts: the reconciler tries again more often than this.
+const TICKETS_RECENT: Duration = Duration::from_secs(10);
 /// How long the write may take, and then the question why it failed.
 const TIMEOUT: Duration = Duration::from_millis(2000);
 const REASON_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -24,14 +26,14 @@ const REASON_TIMEOUT: Duration = Duration::from_millis(1000);
 pub(super) struct Health {
     /// The last check, and what was wrong.
     checked: Mutex<Option<(Instant, Option<String>)>>,
-    /// Why the last ticket could not be published.
-    tickets: Mutex<Option<String>>,
+    /// When and why the last ticket could not be published.
+    tickets: Mutex<Option<(Instant, String)>>,
 }
 
 impl Health {
     /// Remembers whether the last ticket could be published.
     pub(super) fn set_tickets(&self, error: Option<String>) {
-        *lock(&self.tickets) = error;
+        *lock(&self.tickets) = error.map(|error| (Instant::now(), error));
     }
 }
 
@@ -50,7 +52,8 @@ impl Link {
                 problem
             }
         };
-        let problem = problem.or_else(|| lock(&self.health.tickets).clone());
+        let tickets = lock(&self.health.tickets).clone().filter(|(at, _)| at.elapsed() < TICKETS_RECENT);
+        let problem = problem.or_else(|| tickets.map(|(_, problem)| problem));
         problem.map_or(Ok(()), |problem| Err(FleetError(problem)))
     }
 

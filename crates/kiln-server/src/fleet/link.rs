@@ -233,20 +233,7 @@ impl Link {
 
     /// Creates a stream again, as it was, if it is gone.
     pub(super) async fn restore_stream(&self, stream: &stream::Stream) -> Result<()> {
-        let mut config = stream.cached_info().config.clone();
-        // What the server itself has added.
-        config.metadata.retain(|name, _| !name.starts_with("_nats."));
-        let (name, gone) = (config.name.clone(), |error: &dyn std::fmt::Display| {
-            FleetError(format!("the stream `{}` is gone: {error}", stream.cached_info().config.name))
-        });
-        match self.jetstream.get_stream(&name).await {
-            Ok(_) => return Ok(()),
-            Err(error) if health::is_missing(&error) => {}
-            Err(error) => return Err(gone(&error)),
-        }
-        self.jetstream.get_or_create_stream(config).await.map_err(|error| gone(&error))?;
-        tracing::error!(stream = name, "a stream of the queue was gone; it was created again");
-        Ok(())
+        restore_stream(&self.jetstream, stream).await
     }
 
     /// Reads a record; `None` if there never was one. Asks the leader: another server's copy may be an old one.
@@ -364,6 +351,24 @@ impl Link {
             pause = (pause * 2).min(Duration::from_millis(500));
         }
     }
+}
+
+/// Creates a stream again, as it was, if it is gone.
+pub(super) async fn restore_stream(jetstream: &jetstream::Context, stream: &stream::Stream) -> Result<()> {
+    let mut config = stream.cached_info().config.clone();
+    // What the server itself has added.
+    config.metadata.retain(|name, _| !name.starts_with("_nats."));
+    let (name, gone) = (config.name.clone(), |error: &dyn std::fmt::Display| {
+        FleetError(format!("the stream `{}` is gone: {error}", stream.cached_info().config.name))
+    });
+    match jetstream.get_stream(&name).await {
+        Ok(_) => return Ok(()),
+        Err(error) if health::is_missing(&error) => {}
+        Err(error) => return Err(gone(&error)),
+    }
+    jetstream.get_or_create_stream(config).await.map_err(|error| gone(&error))?;
+    tracing::error!(stream = name, "a stream of the queue was gone; it was created again");
+    Ok(())
 }
 
 /// A record as it is stored.

@@ -63,6 +63,7 @@ mod records;
 mod replica;
 mod rules;
 mod tickets;
+mod withdrawn;
 mod worker;
 
 use std::path::PathBuf;

@@ -15,6 +15,7 @@ use super::link::{FleetError, Link, Result, WriteOutcome};
 use super::records::{JobRecord, TicketId};
 use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
+use super::withdrawn::Withdrawn;
 use crate::generator::name;
 use crate::store::{JobState, now};
 
@@ -53,6 +54,7 @@ pub(super) struct Tickets {
     pub(super) replica: Arc<Replica>,
     pub(super) held: Mutex<HashMap<String, HeldTicket>>,
     pub(super) capabilities: Mutex<Capabilities>,
+    pub(super) withdrawn: Withdrawn,
     consumers: Mutex<HashMap<String, PullConsumer>>,
     /// Tickets that were still pending when the last one was pulled.
     pub(super) pending: AtomicU64,
@@ -87,6 +89,7 @@ impl Tickets {
             replica: Arc::clone(replica),
             held: Mutex::default(),
             capabilities: Mutex::default(),
+            withdrawn: Withdrawn::default(),
             consumers: Mutex::default(),
             pending: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),

@@ -180,7 +180,9 @@ impl FleetWorker {
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let server = self.server.downgrade();
         self.tickets.update_capabilities(&self.server);
-        let mut announcer = Announcer::new(&self.tickets.link, true);
+        let tickets = Arc::downgrade(&self.tickets);
+        let mut announcer = Announcer::new(&self.tickets.link, true)
+            .leave_out(move || tickets.upgrade().map(|tickets| tickets.withdrawn.list()).unwrap_or_default());
         announcer.announce(&self.server);
         thread("announcing").spawn(move || announcer.run(&server, |_| {}))?;
         let (tickets, server) = (Arc::downgrade(&self.tickets), self.server.downgrade());
@@ -258,14 +260,25 @@ fn apply_cancellation(server: &Server, live: &LiveJob, job: &JobRecord, is_own: 
 impl Tickets {
     /// Updates what this worker can run.
     fn update_capabilities(&self, server: &Server) {
-        let models = server.catalogue.models();
-        let models = models.into_iter().map(|model| (server.catalogue.model_hash(&model.name), model.name));
+        let (models, withdrawn) = (server.catalogue.models(), self.withdrawn.list());
+        let models = models.into_iter().filter(|model| withdrawn.iter().all(|(name, _)| *name != model.name));
+        let models = models.map(|model| (server.catalogue.model_hash(&model.name), model.name));
         let capabilities = Capabilities {
             models: models.map(|(hash, name)| (name, hash)).collect(),
             loras: server.catalogue.loras(),
             vaes: server.catalogue.vaes(),
         };
         *lock(&self.capabilities) = capabilities;
+    }
+}
+
+impl WorkerLedger {
+    /// Takes no more jobs of a model that can't be loaded.
+    fn withdraw(&self, model: &str, reason: &str) {
+        self.tickets.withdrawn.insert(model, reason);
+        if let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) {
+            self.tickets.update_capabilities(&server);
+        }
     }
 }
 
@@ -469,6 +482,13 @@ impl Ledger for Arc<WorkerLedger> {
         Ok(())
     }
 
+    fn load_failed(&self, reason: &str) {
+        let server = lock(&self.server).as_ref().and_then(WeakServer::upgrade);
+        let models = server.map(|server| server.catalogue.models()).unwrap_or_default();
+        let default = models.into_iter().find(|model| model.default);
+        default.into_iter().for_each(|model| self.withdraw(&model.name, reason));
+    }
+
     fn generating(&self, id: &str) {
         self.tickets.set_began(id, false);
     }
@@ -479,6 +499,13 @@ impl Ledger for Arc<WorkerLedger> {
 
     fn finish(&self, end: &JobEnd) -> Result<bool> {
         lock(&self.sent_previews).remove(&end.id);
+        if let Some((code, reason)) = &end.error
+            && code == "model_failed"
+        {
+            let known = self.tickets.replica.state().jobs.get(&end.id).map(|job| job.record.model.clone());
+            // Before the job is returned, so that it is not claimed here again.
+            known.into_iter().for_each(|model| self.withdraw(&model, reason));
+        }
         Ok(self.tickets.finish(end)?)
     }
 
@@ -539,7 +566,13 @@ impl Ledger for Arc<WorkerLedger> {
 
     fn check(&self) -> Result<()> {
         self.store.check()?;
-        Ok(self.tickets.link.check()?)
+        self.tickets.link.check()?;
+        let has_models = !lock(&self.tickets.capabilities).models.is_empty();
+        let withdrawn = self.tickets.withdrawn.list();
+        match withdrawn.into_iter().next().filter(|_| !has_models) {
+            Some((model, reason)) => Err(StoreError::Model(format!("{model}: {reason}"))),
+            None => Ok(()),
+        }
     }
 
     fn progress(&self, live: &LiveJob) {

@@ -41,6 +41,11 @@ pub(crate) trait Ledger: Send + Sync {
         let _ = id;
     }
 
+    /// Hears that the default model could not be loaded.
+    fn load_failed(&self, reason: &str) {
+        let _ = reason;
+    }
+
     /// Returns a started job to the queue; the attempt does not count.
     fn undo_start(&self, id: &str) -> Result<()>;
 

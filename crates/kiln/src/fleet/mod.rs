@@ -54,6 +54,7 @@ pub fn run_worker(mut args: WorkerArgs) -> Result<(), CliError> {
     serve::init_logging(options);
     let models = Arc::new(ModelCatalogue::new(options, false, &UpsampleSource::default())?);
     serve::check_names(options, &[], &models)?;
+    // A worker that can't generate must not take jobs.
     serve::start::check(options, &models)?;
     let folder = temporary_folder()?;
     let config = serve::generator_config(options, folder.path().to_path_buf())?;

@@ -109,14 +109,17 @@ fn describe(node: &NodeRecord) -> String {
             format!("{name}{loaded}{hash}")
         })
         .collect();
+    let unusable: Vec<String> =
+        node.unusable.iter().map(|(model, reason)| format!("  {model} can't be loaded: {reason}")).collect();
     let mut devices: Vec<String> = node.loaded.iter().map(device_text).collect();
     devices.dedup();
     let state = if node.draining { "draining" } else { "worker" };
     format!(
-        "{id}  {state}  {name}  kiln {version}  {}  {}  busy {:.0} %  jobs {}",
+        "{id}  {state}  {name}  kiln {version}  {}  {}  busy {:.0} %  jobs {}{}",
         models.join(","),
         devices.join(","),
         busy * 100.0,
-        jobs.len()
+        jobs.len(),
+        unusable.concat()
     )
 }

@@ -40,8 +40,10 @@ pub struct ModelCatalogue {
 struct ModelList {
     read_at: Option<Instant>,
     models: Vec<ModelInfo>,
-    /// By [`model_key`]; `None` if the model can't be opened.
-    infos: HashMap<PathBuf, Option<ModelInfo>>,
+    /// Models that can't be used, each with the reason.
+    unusable: Vec<(String, String)>,
+    /// By [`model_key`]; otherwise why the model can't be used, or `None` for a part of a model.
+    infos: HashMap<PathBuf, Result<ModelInfo, Option<String>>>,
 }
 
 impl ModelCatalogue {
@@ -94,7 +96,7 @@ impl ModelCatalogue {
     pub fn single(name: &str, model: Arc<Model>) -> ModelCatalogue {
         let location = ModelLocation::Path(name.into());
         let upsampling = PromptUpsampling::default();
-        let infos = HashMap::from([(model_key(&location), Some(model_info(&model, &upsampling)))]);
+        let infos = HashMap::from([(model_key(&location), Ok(model_info(&model, &upsampling)))]);
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
         ModelCatalogue {
             default: (name.to_owned(), location),
@@ -158,18 +160,17 @@ impl ModelCatalogue {
     fn read_list(&self, list: &mut ModelList) {
         let others = models::folders().all().into_iter().filter(|(name, _)| *name != self.default.0);
         let all = std::iter::once(self.default.clone()).chain(others);
-        list.models = all
-            .filter_map(|(name, location)| {
-                let info = list
-                    .infos
-                    .entry(model_key(&location))
-                    .or_insert_with(|| {
-                        Some(model_info(&location.open().ok().filter(is_usable)?, &self.upsampling))
-                    })
-                    .clone()?;
-                Some(ModelInfo { default: name == self.default.0, name, ..info })
-            })
-            .collect();
+        (list.models, list.unusable) = (Vec::new(), Vec::new());
+        for (name, location) in all {
+            let describe = || describe(&location, &self.upsampling);
+            match list.infos.entry(model_key(&location)).or_insert_with(describe) {
+                Ok(info) => {
+                    let default = name == self.default.0;
+                    list.models.push(ModelInfo { default, name, ..info.clone() });
+                }
+                Err(reason) => list.unusable.extend(reason.clone().map(|reason| (name, reason))),
+            }
+        }
         list.read_at = Some(Instant::now());
     }
 }
@@ -183,9 +184,27 @@ fn model_key(location: &ModelLocation) -> PathBuf {
     }
 }
 
-/// Whether a model can read prompts: the files of a models folder may be parts of models.
-fn is_usable(model: &Model) -> bool {
-    model.text_encoder.is_some()
+/// Describes a model whose files are whole; otherwise says why it can't be used, unless it is only a part of one.
+fn describe(location: &ModelLocation, upsampling: &PromptUpsampling) -> Result<ModelInfo, Option<String>> {
+    let model = location.open().map_err(|_| None)?;
+    // The files of a models folder may be parts of models, which can't read prompts.
+    if model.text_encoder.is_none() {
+        return Err(None);
+    }
+    check_files(&model).map_err(|error| Some(kiln_base::without_folders(&error.to_string()).into_owned()))?;
+    Ok(model_info(&model, upsampling))
+}
+
+/// Opens every file of a model: each must hold what its header says.
+pub fn check_files(model: &Model) -> kiln_engine::Result<()> {
+    model.transformer.weights()?;
+    if let Some(encoder) = &model.text_encoder {
+        encoder.weights()?;
+    }
+    if let Some(vae) = &model.vae {
+        vae.weights()?;
+    }
+    Ok(())
 }
 
 /// Describes a model, without reading its weights.
@@ -242,10 +261,15 @@ impl Catalogue for ModelCatalogue {
         Ok(())
     }
 
+    fn unusable_models(&self) -> Vec<(String, String)> {
+        self.models();
+        lock(&self.list).unusable.clone()
+    }
+
     fn refresh(&self) {
         let mut list = lock(&self.list);
         // Models that could not be opened may be complete by now.
-        list.infos.retain(|_, info| info.is_some());
+        list.infos.retain(|_, info| info.is_ok());
         list.read_at = None;
     }
 }
@@ -264,6 +288,10 @@ impl Catalogue for SharedCatalogue {
 
     fn vaes(&self) -> Vec<String> {
         self.0.vaes()
+    }
+
+    fn unusable_models(&self) -> Vec<(String, String)> {
+        self.0.unusable_models()
     }
 
     fn refresh(&self) {

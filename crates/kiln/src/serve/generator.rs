@@ -55,12 +55,17 @@ impl Generator for Worker {
     type Plan = Arc<Plan>;
 
     fn warm_up(&self) -> Result<(), JobError> {
-        // The default model last: it is the one to keep.
-        for name in self.preload.iter().map(|name| Some(name.as_str())).chain([None]) {
+        let load = |name: Option<&str>| {
             let model = self.models.open(name)?;
-            self.session.load(&model, &LogSink).map_err(|error| job_error(&error))?;
+            self.session.load(&model, &LogSink).map_err(|error| job_error(&error))
+        };
+        for name in &self.preload {
+            if let Err(error) = load(Some(name)) {
+                tracing::error!(model = name, "failed to load a model: {error}");
+            }
         }
-        Ok(())
+        // The default model last: it is the one to keep.
+        load(None)
     }
 
     fn loaded(&self) -> Vec<LoadedModel> {

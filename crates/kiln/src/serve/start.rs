@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kiln_engine::{FileRef, LocalFiles, Plan, Request, Settings, Setup};
 
-use super::catalogue::ModelCatalogue;
+use super::catalogue::{ModelCatalogue, check_files};
 use crate::args::GeneratorArgs;
 use crate::error::{CliError, ErrorContext};
 
@@ -13,6 +13,7 @@ pub fn check(args: &GeneratorArgs, models: &ModelCatalogue) -> Result<(), CliErr
     check_folder("--loras", args.loras.as_deref())?;
     check_folder("--vaes", args.vaes.as_deref())?;
     let model = models.open(None).map_err(|error| CliError::new(error.message))?;
+    check_files(&model)?;
     if let Some(vae) = &args.vae {
         // The way that a job opens it.
         let vae = Some(FileRef::from(vae.clone()));

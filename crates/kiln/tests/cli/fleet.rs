@@ -89,3 +89,13 @@ fn a_queue_that_is_not_there_is_an_error() {
     sandbox.kiln(&worker).fails(1, &["can't reach the queue at nats://127.0.0.1:1", "nats-server"]);
     sandbox.kiln(&["worker", "--queue", "queue:4222"]).fails(2, &["queue:4222", "nats://"]);
 }
+
+#[test]
+fn a_worker_with_a_damaged_model_does_not_start() {
+    let sandbox = Sandbox::with_model("klein");
+    let file = "vae/diffusion_pytorch_model.safetensors";
+    let bytes = std::fs::read(sandbox.model().join(file)).unwrap();
+    sandbox.write_to_model(file, &bytes[..bytes.len() - 100]);
+    let worker = ["worker", "--queue", "nats://127.0.0.1:1", "-m", sandbox.model().to_str().unwrap()];
+    sandbox.kiln(&worker).fails(1, &[file, "bytes of data"]);
+}

@@ -10,6 +10,7 @@ use async_nats::jetstream::Context;
 use async_nats::jetstream::object_store::{
     self, GetErrorKind, ObjectInfo, ObjectMetadata, ObjectOptions, ObjectStore,
 };
+use async_nats::jetstream::stream::Stream;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE;
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use kiln_base::hex;
 use tokio::io::AsyncReadExt;
 
 use super::storage::{Content, StoredObject, age};
-use crate::fleet::link::{Link, Result, failed};
+use crate::fleet::link::{Link, Result, failed, restore_stream};
 use crate::server::random_bytes;
 
 /// Bytes of a message. Few large ones are faster; by default servers refuse more than 1 MiB.
@@ -27,6 +28,8 @@ const CHUNK: usize = 512 << 10;
 /// The object store of a fleet.
 pub(super) struct NatsFiles {
     store: ObjectStore,
+    /// The stream behind it.
+    stream: Stream,
     jetstream: Context,
     bucket: String,
 }
@@ -49,7 +52,9 @@ impl NatsFiles {
                 created.map_err(|error| failed("can't create the object store")(&error))?
             }
         };
-        Ok(NatsFiles { store, jetstream, bucket })
+        let stream = jetstream.get_stream(format!("OBJ_{bucket}")).await;
+        let stream = stream.map_err(|error| failed("can't open the object store")(&error))?;
+        Ok(NatsFiles { store, stream, jetstream, bucket })
     }
 
     pub(super) async fn get(&self, name: &str, hash: &[u8; 32]) -> std::result::Result<Content, String> {
@@ -80,7 +85,14 @@ impl NatsFiles {
         fresh: Duration,
     ) -> std::result::Result<(), String> {
         let known = self.store.info(name).await.ok().filter(|info| !info.deleted);
-        let Some(known) = known else { return self.put_new(name, hash, bytes).await };
+        let Some(known) = known else {
+            let stored = self.put_new(name, hash, bytes).await;
+            if stored.is_err() {
+                // The next try may find a store.
+                restore_stream(&self.jetstream, &self.stream).await.map_err(|error| error.to_string())?;
+            }
+            return stored;
+        };
         if known.size == bytes.len() && age(known.modified) < fresh {
             return Ok(());
         }

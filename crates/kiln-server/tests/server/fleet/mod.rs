@@ -8,6 +8,7 @@ mod mending;
 pub mod node;
 #[cfg(feature = "s3")]
 mod s3;
+mod unusable;
 
 use std::process::Command;
 

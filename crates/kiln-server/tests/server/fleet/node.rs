@@ -134,7 +134,7 @@ async fn node() {
     });
     let fleet = FleetConfig {
         ack_wait: Duration::from_millis(number(ACK_WAIT)),
-        ..FleetConfig::new(vec![std::env::var(URL).unwrap()])
+        ..FleetConfig::new(std::env::var(URL).unwrap().split(',').map(str::to_owned).collect())
     };
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     if role == "worker" {
