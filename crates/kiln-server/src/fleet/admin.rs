@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use super::FleetConfig;
 use super::announce::NodeRecord;
 use super::gateway::cancel;
-use super::link::{FleetError, Link, Patience, Result, WriteOutcome};
+use super::link::{FleetError, Link, Result, WriteOutcome};
 use super::records::JobRecord;
 use super::replica::{Follower, Replica};
 use crate::store::JobState;
@@ -72,7 +72,7 @@ impl Follower for Nobody {
 impl QueueAdmin {
     /// Connects to the queue and reads its records.
     pub fn open(config: FleetConfig) -> Result<QueueAdmin> {
-        let link = Link::open(config, Patience::WORKER)?;
+        let link = Link::open(config)?;
         let replica = Replica::new(&link);
         link.handle().spawn(Arc::clone(&replica).follow(Arc::downgrade(&link), Nobody));
         replica.catch_up_reading(&link)?;

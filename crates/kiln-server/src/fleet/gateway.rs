@@ -12,7 +12,7 @@ use super::FleetConfig;
 use super::announce::Announcer;
 use super::catalogue::FleetCatalogue;
 use super::housekeeping::Housekeeper;
-use super::link::{FleetError, Link, Patience, WriteOutcome};
+use super::link::{FleetError, Link, WriteOutcome};
 use super::mirror;
 use super::objects::Objects;
 use super::reconcile::Reconciler;
@@ -31,7 +31,7 @@ type Result<T> = std::result::Result<T, StoreError>;
 
 /// Opens a gateway. The folder of `config` holds the replica; one of an earlier process is deleted.
 pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<Server, FleetError> {
-    let link = Link::open(fleet, Patience::GATEWAY)?;
+    let link = Link::open(fleet)?;
     clear(&config.folder);
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
     store.skip_syncs().map_err(|error| FleetError(error.to_string()))?;
@@ -66,6 +66,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
         .name("reconciling".into())
         .spawn(move || reconciler.run(|| weak.upgrade().is_some()))
         .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+    link.set_gateway();
     server.set_ready();
     Ok(server)
 }

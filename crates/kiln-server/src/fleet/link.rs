@@ -88,7 +88,7 @@ pub(super) struct Link {
     pub(super) state: kv::Store,
     pub(super) jobs: stream::Stream,
     pub(super) dead: stream::Stream,
-    patience: Patience,
+    patience: Mutex<Patience>,
     pub(super) health: Health,
 }
 
@@ -103,7 +103,7 @@ impl Drop for Link {
 
 impl Link {
     /// Connects, and creates what is missing on the servers.
-    pub(super) fn open(config: FleetConfig, patience: Patience) -> Result<Arc<Link>> {
+    pub(super) fn open(config: FleetConfig) -> Result<Arc<Link>> {
         let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
         if config.prefix.is_empty() || !config.prefix.chars().all(valid) {
             return Err(FleetError(format!(
@@ -121,10 +121,17 @@ impl Link {
         let (sender, opened) = std::sync::mpsc::sync_channel(1);
         let connecting = config.clone();
         runtime.spawn(async move {
-            let _ = sender.send(connect(&connecting).await);
+            let _ = sender.send(patiently(|| connect(&connecting)).await);
         });
-        let opened = opened.recv().map_err(|_| FleetError("the connection was closed".into()))?;
-        let (client, jetstream, state, jobs, dead) = opened?;
+        let opened = opened.recv().unwrap_or_else(|_| Err(FleetError("the connection was closed".into())));
+        let (client, jetstream, state, jobs, dead) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                // The caller may be a thread that must not wait for the end of the runtime.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
         let id = hex(random_bytes::<8>());
         Ok(Arc::new(Link {
             runtime: Some(runtime),
@@ -135,7 +142,7 @@ impl Link {
             state,
             jobs,
             dead,
-            patience,
+            patience: Mutex::new(Patience::WORKER),
             health: Health::default(),
         }))
     }
@@ -326,9 +333,14 @@ impl Link {
         self.client.connection_state() == async_nats::connection::State::Connected
     }
 
+    /// From now on clients wait for this process.
+    pub(super) fn set_gateway(&self) {
+        *lock(&self.patience) = Patience::GATEWAY;
+    }
+
     /// Whether clients wait for this process.
     pub(super) fn is_gateway(&self) -> bool {
-        self.patience.total == Patience::GATEWAY.total
+        lock(&self.patience).total == Patience::GATEWAY.total
     }
 
     /// Tries until it works, as long as this process is patient.
@@ -336,15 +348,15 @@ impl Link {
     where
         F: Future<Output = std::result::Result<T, Failure>>,
     {
-        let started = Instant::now();
+        let (started, patience) = (Instant::now(), *lock(&self.patience));
         let mut pause = Duration::from_millis(20);
         loop {
-            let error = match tokio::time::timeout(self.patience.each, attempt()).await {
+            let error = match tokio::time::timeout(patience.each, attempt()).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(Failure(error))) => error,
                 Err(_) => "timed out".into(),
             };
-            if started.elapsed() + pause >= self.patience.total {
+            if started.elapsed() + pause >= patience.total {
                 return Err(FleetError(format!("{what}: {error}")));
             }
             tokio::time::sleep(pause).await;
@@ -396,6 +408,28 @@ struct Failure(String);
 impl Failure {
     fn retry(error: impl std::fmt::Display) -> Failure {
         Failure(error.to_string())
+    }
+}
+
+/// Tries again for a while if a cluster has no leader at the moment.
+pub(super) async fn patiently<T, F>(mut attempt: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    const TEMPORARY: [&str; 4] = ["temporarily unavailable", "timed out", "deadline", "no suitable peers"];
+    let started = Instant::now();
+    loop {
+        match attempt().await {
+            Err(FleetError(error))
+                if started.elapsed() < Patience::WORKER.total
+                    && !error.starts_with("can't reach")
+                    && TEMPORARY.iter().any(|words| error.contains(words)) =>
+            {
+                tracing::warn!(error, "the queue is not ready; trying again");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            done => return done,
+        }
     }
 }
 

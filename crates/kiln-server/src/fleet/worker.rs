@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::FleetConfig;
 use super::announce::Announcer;
-use super::link::{FleetError, Link, Patience};
+use super::link::{FleetError, Link};
 use super::lora_previews;
 use super::objects::Objects;
 use super::records::{ImageRecord, JobRecord};
@@ -70,7 +70,7 @@ pub fn open_worker(
     fleet: FleetConfig,
     catalogue: Box<dyn Catalogue>,
 ) -> std::result::Result<FleetWorker, FleetError> {
-    let link = Link::open(fleet, Patience::WORKER)?;
+    let link = Link::open(fleet)?;
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
     let store = Arc::new(store);
     let replica = Replica::new(&link);

@@ -19,7 +19,7 @@ use kiln_base::hex;
 
 pub use self::storage::S3Config;
 use self::storage::{Content, Storage};
-use super::link::{FleetError, Link, Result};
+use super::link::{FleetError, Link, Result, patiently};
 use crate::store::{FileKind, Files, Store, StoreError};
 
 /// Most bytes of local copies; the oldest are deleted first.
@@ -81,7 +81,7 @@ impl Objects {
     /// Opens the storage that the link's configuration names.
     pub(super) fn open(link: &Arc<Link>, store: &Arc<Store>) -> Result<Objects> {
         let opening = Arc::clone(link);
-        let storage = link.wait(async move { Storage::open(&opening).await })??;
+        let storage = link.wait(async move { patiently(|| Storage::open(&opening)).await })??;
         let stored = StoredFiles { link: Arc::clone(link), storage: Arc::new(storage) };
         Ok(Objects { stored, store: Arc::clone(store), fetched: Arc::default() })
     }
