@@ -305,7 +305,14 @@ impl<'a, B: Backend> StepCheck<'a, B> {
     fn finish(self, b: &B, steps: usize, batch: &mut Batch<'_, '_, B>) -> Result<()> {
         for (image, finite) in self.images.iter().zip((self.finite)()?) {
             if !finite && batch.is_active(image.member) {
-                batch.end(image.member, Err(not_finite_after(b, self.step + 1, steps, image.text)));
+                let references = image.references.map(|references| &references.tokens);
+                let initial = match image.initial {
+                    InitialLatents::Noise => None,
+                    InitialLatents::Image(tokens) | InitialLatents::Masked { tokens, .. } => Some(tokens),
+                };
+                let images: Vec<&B::Tensor> = references.into_iter().chain(initial).collect();
+                let error = not_finite_after(b, [self.step + 1, steps], image.text, &images);
+                batch.end(image.member, Err(error));
             }
         }
         Ok(())

@@ -14,7 +14,7 @@ use kiln_tensor::{DType, HostTensor};
 use super::batch::{Batch, BatchMember};
 use super::denoise::{Conditioning, Denoiser, InitialLatents, ReferenceMode, ReferenceTokens};
 use super::options::BatchLimit;
-use super::output::{DeferredWork, PendingOutput, check_finite};
+use super::output::{DeferredWork, IMAGE, PendingOutput, check_finite};
 use super::{Pipeline, join};
 use crate::error::{Error, Result};
 use crate::memory::MemoryEstimate;
@@ -273,7 +273,7 @@ impl<B: Backend> Pipeline<B> {
             let encoded = autoencoder.encode(b, image, observer)?;
             let latents = b.download_async(&encoded)?;
             deferred.push(Box::new(move || {
-                check_finite("the autoencoder's latent", &latents()?)?;
+                check_finite(IMAGE, &latents()?)?;
                 Ok(None)
             }));
             observer.inspect(&format!("ref{index}.normalised_latents"), &encoded)?;

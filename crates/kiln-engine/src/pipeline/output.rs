@@ -12,6 +12,9 @@ use crate::progress::StepCounts;
 /// The name of an encoded text in messages.
 pub(super) const TEXT: &str = "the text encoder's result";
 
+/// The name of an encoded image in messages.
+pub(super) const IMAGE: &str = "the autoencoder's latent";
+
 /// Work that needs a finished result of the device, such as checks and cache writes. May return a note for the user.
 pub(super) type DeferredWork = Box<dyn FnOnce() -> Result<Option<String>> + Send>;
 
@@ -56,7 +59,8 @@ impl<B: Backend> PendingOutput<B> {
         let latents = (self.latents)()?;
         if !latents.is_finite() {
             let done = self.steps.computed + self.steps.reused;
-            return Err(not_finite_after(b, done, plan.steps - plan.first_step, &self.text));
+            // The images were checked by the deferred work.
+            return Err(not_finite_after(b, [done, plan.steps - plan.first_step], &self.text, &[]));
         }
         let image = (self.image)()?;
         let image = match &plan.start {
@@ -72,11 +76,19 @@ pub(super) fn check_finite(what: &str, x: &HostTensor) -> Result<()> {
     if x.to_f32()?.iter().all(|v| v.is_finite()) { Ok(()) } else { Err(not_finite(what)) }
 }
 
-/// Returns the error for a latent with NaN or infinity after `done` of `steps` steps with this text. Blames the text encoder
-/// if the fault began there.
-pub(super) fn not_finite_after<B: Backend>(b: &B, done: usize, steps: usize, text: &B::Tensor) -> Error {
-    let check_text = || check_finite(TEXT, &b.download(text)?);
-    check_text().err().unwrap_or_else(|| not_finite(format!("the latent after step {done} of {steps}")))
+/// Returns the error for a latent with NaN or infinity after `done` of `steps` steps with this text and these encoded
+/// images. Blames an encoder if the fault began there.
+pub(super) fn not_finite_after<B: Backend>(
+    b: &B,
+    [done, steps]: [usize; 2],
+    text: &B::Tensor,
+    images: &[&B::Tensor],
+) -> Error {
+    let check_inputs = || {
+        check_finite(TEXT, &b.download(text)?)?;
+        images.iter().try_for_each(|image| check_finite(IMAGE, &b.download(image)?))
+    };
+    check_inputs().err().unwrap_or_else(|| not_finite(format!("the latent after step {done} of {steps}")))
 }
 
 fn not_finite(what: impl Into<String>) -> Error {

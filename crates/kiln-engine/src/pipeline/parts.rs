@@ -8,7 +8,7 @@ use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 
 use super::Pipeline;
-use super::output::{TEXT, check_finite};
+use super::output::{IMAGE, TEXT, check_finite};
 use crate::error::{Error, Result};
 use crate::model::VaeFile;
 use crate::plan::Plan;
@@ -44,7 +44,7 @@ impl<B: Backend> Pipeline<B> {
         }
         let tokens = self.autoencoder(vae)?.encode(&self.backend, image, observer)?;
         let tokens = self.backend.download(&tokens)?;
-        check_finite("the autoencoder's latent", &tokens)?;
+        check_finite(IMAGE, &tokens)?;
         Ok(tokens)
     }
 

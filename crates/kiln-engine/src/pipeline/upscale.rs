@@ -57,7 +57,8 @@ impl<B: Backend> Pipeline<B> {
                 if !tokens.is_finite() {
                     let done = state.steps.computed + state.steps.reused;
                     let all = prepared.plan.steps - prepared.plan.first_step;
-                    return Err(not_finite_after(b, done, all, prepared.text(image)));
+                    let images = input.references.tokens.clone();
+                    return Err(not_finite_after(b, [done, all], prepared.text(image), &[&images]));
                 }
                 m.observer.event(Event::DecodingImage { image })?;
                 let decoded =

@@ -284,10 +284,10 @@ fn nan_and_overflow_are_errors_wherever_they_come_from() {
     let plan = plan(&pipeline, &Request { loras, ..small("x") }).unwrap();
     pipeline.set_loras(&plan.loras, false).unwrap();
     let e = pipeline.generate(&plan, &mut ()).unwrap_err().to_string();
-    assert!(e.contains("transformer"), "{e}");
+    assert!(e.contains("the latent after step 1 of 2"), "{e}");
 }
 
-/// A reference image whose latents are NaN is an error when the first image is finished.
+/// A reference image whose latents are NaN is an error that names them.
 #[test]
 fn nan_latents_of_a_reference_image_are_an_error() {
     let folder = checkpoint("klein");

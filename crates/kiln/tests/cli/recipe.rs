@@ -106,7 +106,7 @@ fn a_number_that_is_not_finite_does_not_leave_the_recipes_in_place() {
     for wrong in ["1e99", "nan"] {
         sandbox
             .kiln(&["generate", "--from", "a.png", "-g", wrong, "-o", "b.png"])
-            .fails(1, &["`guidance` must be a finite number"]);
+            .fails(2, &["`guidance` must be a finite number"]);
     }
     assert!(!sandbox.path("b.png").exists());
 }
