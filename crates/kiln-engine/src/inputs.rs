@@ -1,7 +1,6 @@
 //! The files that a request names: how names become files, and how images and tensors are read.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -124,11 +123,11 @@ impl InputResolver for LocalFiles {
 
 /// Reads an image file; refuses files larger than any image.
 ///
-/// Reads it in one pass, so that pipes work as well as files.
+/// Reads it in one pass, so that `/dev/stdin` and `<(command)` work as well as files.
 pub fn read_image_bytes(path: &Path) -> Result<Vec<u8>, kiln_image::Error> {
     let unreadable = |source| kiln_image::Error::Read { path: path.into(), source };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(unreadable)?;
+    let file = kiln_base::open_input(path).map_err(unreadable)?;
     file.take(kiln_image::MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > kiln_image::MAX_BYTES {
         let (name, limit) = (path.display().to_string(), kiln_image::MAX_BYTES);

@@ -4,7 +4,6 @@
 //! that is a JSON object is left alone: its braces are its own.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
@@ -206,7 +205,7 @@ fn list_name(text: &str) -> Option<&str> {
 fn read_list(folder: &Path, name: &str) -> Result<Vec<String>> {
     let path = folder.join(format!("{name}.txt"));
     let shown = path.display();
-    let text = fs::read_to_string(&path).map_err(|e| {
+    let text = kiln_base::read_regular_text(&path).map_err(|e| {
         Error::request(format!("can't read the list of the wildcard `__{name}__`, `{shown}`: {e}"))
             .hint("write the file, one alternative per line, or name another folder with --wildcards")
     })?;
@@ -222,6 +221,7 @@ fn read_list(folder: &Path, name: &str) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn expanded(prompt: &str, seed: u64) -> String {
         let mut request = Request { seed: vec![seed], ..Request::new(prompt) };

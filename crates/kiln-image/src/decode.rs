@@ -4,7 +4,6 @@
 //! eight, where Pillow turns 16-bit grey above 255 into white. Colour profiles are ignored.
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::Path;
 
@@ -123,7 +122,7 @@ fn decode(name: &str, bytes: &[u8]) -> Result<(DynamicImage, &'static str)> {
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let unreadable = |source| Error::Read { path: path.into(), source };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(unreadable)?;
+    let file = kiln_base::open_input(path).map_err(unreadable)?;
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::FileTooLarge { name: path.display().to_string(), limit: MAX_BYTES });

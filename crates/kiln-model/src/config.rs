@@ -1,6 +1,5 @@
 //! Reading configuration files, with errors that name the file, and checks that all components share.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -14,9 +13,9 @@ const MAX_BYTES: u64 = 128 << 20;
 /// Reads a file that is small unless it is the wrong one.
 pub fn read_bytes(file: &Path) -> Result<Vec<u8>> {
     let read = || -> std::io::Result<(u64, Vec<u8>)> {
-        let (open, mut bytes) = (File::open(file)?, Vec::new());
+        let (open, mut bytes) = (kiln_base::open_regular(file)?, Vec::new());
         let len = open.metadata()?.len();
-        // What is no regular file has no length: one byte more, so that more is noticed.
+        // It may grow: one byte more, so that more is noticed.
         if len <= MAX_BYTES {
             open.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
         }

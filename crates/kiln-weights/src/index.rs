@@ -1,7 +1,6 @@
 //! Sharded weights, listed in `X.safetensors.index.json`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -18,7 +17,7 @@ struct Index {
 /// Opens every shard in the index, and checks that each has the tensors that the index says.
 pub(crate) fn open(path: &Path) -> Result<Vec<WeightFile>> {
     let invalid = |reason: String| Error::ShardIndex { file: path.to_owned(), reason };
-    let text = fs::read(path).map_err(|e| not_found_or(path, e))?;
+    let text = kiln_base::read_regular(path).map_err(|e| not_found_or(path, e))?;
     let index: Index = serde_json::from_slice(&text).map_err(|e| invalid(e.to_string()))?;
     let names: BTreeSet<&String> = index.weight_map.values().collect();
     if names.is_empty() {

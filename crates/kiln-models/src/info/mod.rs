@@ -5,7 +5,6 @@ mod image;
 mod model;
 mod weights;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -50,7 +49,7 @@ pub fn describe(path: &Path) -> Result<Description> {
 /// Returns whether a file is an image, by its first bytes: a checkpoint of many gigabytes must not be read for this.
 fn is_image(path: &Path) -> Result<bool> {
     let mut head = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
+    let read = kiln_base::open_regular(path).and_then(|file| file.take(512).read_to_end(&mut head));
     read.map_err(|e| Error::missing(format!("can't read `{}`: {e}", path.display()), "check the path"))?;
     Ok(!matches!(kiln_image::read_recipe(&head), Err(kiln_image::Error::NotAnImage { .. })))
 }

@@ -1,6 +1,5 @@
 //! Prompts from standard input and from a file.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -77,7 +76,7 @@ impl PromptFile {
         let error =
             |problem: String| CliError::new(format!("can't read the prompts of `{shown}`: {problem}"));
         let mut bytes = Vec::new();
-        let file = File::open(path).map_err(|e| error(e.to_string()).hint("check the path"))?;
+        let file = kiln_base::open_input(path).map_err(|e| error(e.to_string()).hint("check the path"))?;
         file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
         if bytes.len() as u64 > MAX_FILE {
             return Err(error(format!("it is larger than {}", crate::values::bytes(MAX_FILE)))
