@@ -141,6 +141,10 @@ pub(crate) fn read_header(file: &[u8]) -> Result<Header, MalformedFile> {
         }
         metadata.insert(key, value);
     }
+    let number = |key: &str| metadata.get(key).and_then(|text: &String| text.parse::<u64>().ok());
+    if let Some(count) = number("split.count").filter(|count| *count > 1) {
+        return Err(MalformedFile::SplitGguf { number: number("split.no").unwrap_or(0) + 1, count });
+    }
     let mut infos = Vec::new();
     for _ in 0..tensor_count {
         infos.push(reader.tensor_info()?);
@@ -371,6 +375,10 @@ impl<'f> HeaderReader<'f> {
         for _ in 0..count {
             let dim = self.u64()?;
             dims.push(usize::try_from(dim).unwrap_or(usize::MAX));
+        }
+        // To ggml a vector is a matrix of one row, and some programs write norms so.
+        if let [n, 1] = dims[..] {
+            dims = vec![n];
         }
         // GGUF has the fastest dimension first.
         dims.reverse();

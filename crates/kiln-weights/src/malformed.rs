@@ -58,6 +58,14 @@ pub enum MalformedFile {
         /// The tensor.
         tensor: String,
     },
+    /// A part of a GGUF file that llama.cpp has split.
+    #[error("it is part {number} of {count} of a split GGUF file")]
+    SplitGguf {
+        /// Which part, from 1.
+        number: u64,
+        /// How many there are.
+        count: u64,
+    },
     /// An unsupported dtype.
     #[error("tensor `{tensor}` has dtype {dtype}{}; Kiln reads {}", dtypes::meaning(dtype), dtypes::names())]
     DType {
@@ -191,6 +199,7 @@ pub enum MalformedFile {
 impl MalformedFile {
     /// Whether the file may well be valid, but is of a kind that Kiln can't read.
     pub(crate) fn is_unsupported(&self) -> bool {
-        matches!(self, MalformedFile::GgufType { .. } | MalformedFile::UnknownGgufType { .. })
+        use MalformedFile::{GgufType, SplitGguf, UnknownGgufType};
+        matches!(self, GgufType { .. } | UnknownGgufType { .. } | SplitGguf { .. })
     }
 }

@@ -287,10 +287,14 @@ impl Config {
             return Some("no layer is named whose state is taken".into());
         }
         let beyond = layers.iter().max().filter(|layer| **layer > self.num_hidden_layers)?;
-        Some(format!(
-            "num_hidden_layers is {}, but the state after layer {beyond} is needed",
-            self.num_hidden_layers
-        ))
+        let layers = self.num_hidden_layers;
+        let why = match self.family() {
+            TextEncoderFamily::Mistral => {
+                ": it has no q_norm and k_norm, so it is taken for a Mistral, not a Qwen3"
+            }
+            TextEncoderFamily::Qwen3 => "",
+        };
+        Some(format!("num_hidden_layers is {layers}, but the state after layer {beyond} is needed{why}"))
     }
 }
 

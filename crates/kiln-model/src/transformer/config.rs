@@ -64,6 +64,14 @@ fn default_patch() -> usize {
     1
 }
 
+/// Returns the size that most tensors have; the first of several.
+fn most_common<const N: usize>(sizes: [Option<usize>; N]) -> Option<usize> {
+    let count = |size: &usize| sizes.iter().filter(|other| **other == Some(*size)).count();
+    let found = || sizes.iter().copied().flatten();
+    let most = found().map(|size| count(&size)).max()?;
+    found().find(|size| count(size) == most)
+}
+
 impl Config {
     /// Infers the configuration from the tensors' names and shapes; the rest is the same for all FLUX.2 models.
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
@@ -75,20 +83,34 @@ impl Config {
         let (doubles, singles) = (count("transformer_blocks"), count("single_transformer_blocks"));
         let norm = |blocks: &str| side(&format!("{blocks}.0.attn.norm_q.weight"), 0);
         let head = norm("transformer_blocks").or_else(|| norm("single_transformer_blocks"))?;
-        let dim = side("x_embedder.weight", 0)?;
-        let mlp = match side("transformer_blocks.0.ff.linear_out.weight", 1) {
-            Some(mlp) => mlp,
-            None => side("single_transformer_blocks.0.attn.to_out.weight", 1)?.checked_sub(dim)?,
-        };
         const EMBEDDERS: &str = "time_guidance_embed";
+        // Each size from several tensors: if one of them is wrong, it is the one that the error names.
+        let dim = most_common([
+            side("x_embedder.weight", 0),
+            side("proj_out.weight", 1),
+            side("context_embedder.weight", 0),
+            side(&format!("{EMBEDDERS}.timestep_embedder.linear_2.weight"), 0),
+        ])?;
+        let block = "transformer_blocks.0";
+        let mlp = most_common([
+            side(&format!("{block}.ff.linear_out.weight"), 1),
+            side(&format!("{block}.ff_context.linear_out.weight"), 1),
+            side(&format!("{block}.ff.linear_in.weight"), 0).map(|rows| rows / 2),
+            side("single_transformer_blocks.0.attn.to_out.weight", 1).and_then(|cols| cols.checked_sub(dim)),
+        ])?;
+        // The side of a matrix that is not the model's width, also if it is transposed.
+        let other_side = |name: &str, axis: usize| {
+            let (own, other) = (side(name, axis)?, side(name, 1 - axis)?);
+            Some(if own == dim && other != dim { other } else { own })
+        };
         Some(Config {
-            in_channels: side("x_embedder.weight", 1)?,
-            out_channels: side("proj_out.weight", 0),
+            in_channels: other_side("x_embedder.weight", 1)?,
+            out_channels: other_side("proj_out.weight", 0),
             num_layers: doubles,
             num_single_layers: singles,
             attention_head_dim: head,
             num_attention_heads: dim / head.max(1),
-            joint_attention_dim: side("context_embedder.weight", 1)?,
+            joint_attention_dim: other_side("context_embedder.weight", 1)?,
             timestep_guidance_channels: side(&format!("{EMBEDDERS}.timestep_embedder.linear_1.weight"), 1)?,
             mlp_ratio: mlp as f64 / dim.max(1) as f64,
             axes_dims_rope: vec![head / 4; 4],

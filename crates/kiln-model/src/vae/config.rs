@@ -167,6 +167,15 @@ impl Config {
         {
             return Some(problem);
         }
+        let other = match self.latent_channels {
+            16 => Some("FLUX.1"),
+            4 => Some("Stable Diffusion"),
+            _ => None,
+        };
+        if let Some(other) = other {
+            let latent = self.latent_channels;
+            return Some(format!("this is a VAE of {other}, with {latent} latent channels; FLUX.2's has 32"));
+        }
         for channels in [&self.block_out_channels[..], self.decoder_channels()] {
             if let Some(problem) =
                 config::implausible_size(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])

@@ -121,6 +121,9 @@ impl Lora {
 
     fn new(source: WeightSource, config_file: &AdapterFile) -> Result<Lora> {
         let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
+        if !Lora::is_lora(&source) && !source.components().is_empty() {
+            return Err(problem(LoraProblem::WholeModel { found: source.describe() }));
+        }
         let config = AdapterConfig::read(&source, config_file).map_err(problem)?;
         let names: Vec<&str> = source.names().collect();
         let keys = keys::classify(&names).map_err(problem)?;
@@ -137,7 +140,8 @@ impl Lora {
             modules.push(LoraModule { is_known, ..read_module(&source, module, layers, config.as_ref())? });
         }
         if modules.is_empty() {
-            return Err(problem(unused::problem(&unused).unwrap_or(LoraProblem::Empty)));
+            let unusable = unused::problem(&unused).map(|found| LoraProblem::NothingElse(Box::new(found)));
+            return Err(problem(unusable.unwrap_or(LoraProblem::Empty)));
         }
         let stems: BTreeSet<&str> = modules.iter().map(|module| module.stem.as_str()).collect();
         unused::check_modules(&unused, &stems).map_err(problem)?;

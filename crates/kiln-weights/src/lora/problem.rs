@@ -43,6 +43,15 @@ pub enum LoraProblem {
         /// A key that tells the kind.
         key: String,
     },
+    /// A part of a model, or all of it.
+    #[error("it is not a LoRA but a model: {found}")]
+    WholeModel {
+        /// What the file holds.
+        found: String,
+    },
+    /// A file with nothing that the transformer can use, and why.
+    #[error("{0}")]
+    NothingElse(Box<LoraProblem>),
     /// Keys for the text encoder.
     #[error("it changes the text encoder (`{key}`); only LoRAs of the transformer are supported")]
     TextEncoder {
