@@ -178,20 +178,14 @@ impl Schedule {
         (sigma * 1000.0) / 1000.0
     }
 
-    /// Returns the first step of image-to-image with `strength`, as diffusers' pipelines count.
+    /// Returns the first step of image-to-image with `strength`, as diffusers' pipelines count. With strength 0, which
+    /// diffusers refuses, no step is left: the image stays as it is.
     pub fn first_step(&self, strength: f64) -> Result<usize> {
         if !(0.0..=1.0).contains(&strength) {
             return Err(Error::request(format!("strength must lie between 0 and 1, found {strength}")));
         }
         let steps = self.steps() as f64;
-        let first = (steps - (steps * strength).min(steps)).max(0.0) as usize;
-        if first >= self.steps() {
-            return Err(Error::request(format!(
-                "strength {strength} leaves no step of {} to run; increase it or the number of steps",
-                self.steps()
-            )));
-        }
-        Ok(first)
+        Ok((steps - (steps * strength).min(steps)).max(0.0) as usize)
     }
 }
 
