@@ -78,6 +78,28 @@ pub struct Encoding {
     pub small: bool,
 }
 
+impl Encoding {
+    /// Returns the longest side that such a file can have, in pixels.
+    pub fn max_side(self) -> u32 {
+        match (self.format, self.quality) {
+            (Format::Png, _) => i32::MAX as u32,
+            (Format::Jpeg, _) => u32::from(u16::MAX),
+            (Format::Webp, None) => webp::MAX_LOSSLESS_SIDE,
+            (Format::Webp, Some(_)) => webp::MAX_SIDE,
+        }
+    }
+
+    /// Refuses a size that such a file can't have: before the work, rather than after it.
+    pub fn check_size(self, width: u32, height: u32) -> Result<()> {
+        let max = self.max_side();
+        if width.max(height) <= max {
+            return Ok(());
+        }
+        let reason = format!("at most {max} pixels a side are possible");
+        Err(Error::Encode { format: self.format, width, height, reason })
+    }
+}
+
 impl From<Format> for Encoding {
     fn from(format: Format) -> Encoding {
         Encoding { format, quality: None, small: false }
@@ -105,6 +127,7 @@ pub fn encode_with_parameters(
     parameters: Option<&str>,
 ) -> Result<Vec<u8>> {
     let format = encoding.format;
+    encoding.check_size(image.width(), image.height())?;
     let texts = [(KEYWORD, recipe), (PARAMETERS, parameters)];
     let result = match format {
         Format::Png => png(image, encoding.small, &texts).map_err(|error| error.to_string()),

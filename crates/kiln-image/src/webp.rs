@@ -6,7 +6,9 @@ use image::{ExtendedColorType, ImageEncoder};
 use crate::RgbImage;
 
 /// Longest side of a WebP image, in pixels.
-const MAX_SIDE: u32 = 16383;
+pub(crate) const MAX_SIDE: u32 = 16383;
+/// Longest side of a lossless file.
+pub(crate) const MAX_LOSSLESS_SIDE: u32 = 16384;
 /// Flag of the `VP8X` chunk: there is an EXIF chunk.
 const HAS_EXIF: u8 = 0x08;
 
@@ -34,9 +36,6 @@ fn lossless(image: &RgbImage, exif: Option<Vec<u8>>) -> image::ImageResult<Vec<u
 
 fn lossy(image: &RgbImage, quality: u8, exif: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let (width, height) = (image.width(), image.height());
-    if width.max(height) > MAX_SIDE {
-        return Err(format!("at most {MAX_SIDE} pixels a side are possible"));
-    }
     let encoder = webp::Encoder::from_rgb(image.pixels(), width, height);
     let file = encoder.encode_simple(false, f32::from(quality.min(100)));
     let file = file.map_err(|error| format!("libwebp failed: {error:?}"))?;
