@@ -84,7 +84,7 @@ pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
 pub use model::{
     ComponentFile, ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant, VariantSource,
-    config_key,
+    Vocabulary, config_key,
 };
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;

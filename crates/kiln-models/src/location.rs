@@ -47,7 +47,7 @@ impl ModelLocation {
             ModelLocation::BuiltIn => {
                 let source = WeightSource::from_bytes(ember::NAME, ember::file().unwrap_or_default());
                 let model = source.map_err(kiln_engine::Error::from).and_then(Model::from_packed);
-                opened(model, "opening the built-in model", None)
+                opened(model, "opening the built-in model", None).map(ember::with_vocabulary)
             }
             ModelLocation::BuiltInBase => {
                 match WeightSource::from_bytes(ember::BASE, ember::base_file().unwrap_or_default()) {

@@ -57,15 +57,21 @@ pub(crate) fn open_delta(delta: &WeightSource, components: &ComponentPaths) -> R
         return Err(Error::missing(what, "build with the feature `ember`"));
     };
     let whole = delta.apply_delta(ember).map_err(kiln_engine::Error::from);
-    opened(whole.and_then(Model::from_packed), &format!("opening the model `{path}`"), None)
+    let model = opened(whole.and_then(Model::from_packed), &format!("opening the model `{path}`"), None);
+    model.map(ember::with_vocabulary)
 }
 
 /// Whether the header of a malformed file was read, so that it is a file of weights.
 fn describes_tensors(problem: &MalformedFile) -> bool {
-    use MalformedFile::{DType, GgufType, Trailing, Truncated, UnknownGgufType};
+    use MalformedFile::{DType, GgufType, SplitGguf, Trailing, Truncated, UnknownGgufType};
     matches!(
         problem,
-        DType { .. } | GgufType { .. } | UnknownGgufType { .. } | Truncated { .. } | Trailing { .. }
+        DType { .. }
+            | GgufType { .. }
+            | UnknownGgufType { .. }
+            | SplitGguf { .. }
+            | Truncated { .. }
+            | Trailing { .. }
     )
 }
 

@@ -14,6 +14,7 @@ mod manifest;
 mod search;
 mod vae_file;
 mod variant;
+mod vocabulary;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -33,6 +34,7 @@ pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;
 use vae_file::VaeFiles;
 pub use variant::{Variant, VariantSource};
+pub use vocabulary::Vocabulary;
 
 use crate::error::{Error, MissingComponent, Result};
 use crate::memory::MemoryEstimate;
@@ -68,6 +70,8 @@ pub struct Model {
     pub defaults: ModelDefaults,
     /// The model card of a packed model: authors, licence, limitations.
     pub card: Option<String>,
+    /// The words that it has learned, if they are few.
+    pub vocabulary: Option<Vocabulary>,
     /// Folders that were searched for components in separate files.
     pub searched_folders: Vec<PathBuf>,
     /// Why files in those folders can't be used.
@@ -112,6 +116,7 @@ impl Model {
             default_size: FULL_SIZE,
             defaults: ModelDefaults::default(),
             card: None,
+            vocabulary: None,
             searched_folders: Vec::new(),
             unusable: BTreeSet::new(),
             ambiguous: Vec::new(),

@@ -3,11 +3,12 @@
 mod checks;
 mod contents;
 mod files;
+mod limits;
 mod upscale;
 
 use std::sync::Arc;
 
-use kiln_image::RgbImage;
+use kiln_image::{Encoding, RgbImage};
 use kiln_model::schedule::Schedule;
 use kiln_model::tokenizer::Tokens;
 use kiln_tensor::DType;
@@ -81,7 +82,7 @@ pub struct Plan {
     pub lora_partial: bool,
     /// A VAE to use in place of the model's.
     pub vae: Option<Arc<VaeFile>>,
-    /// Notes for the user: options without effect, rounded sizes.
+    /// Notes for the user: options without effect, rounded sizes, words that a small model has not learned.
     pub notes: Vec<String>,
     /// Whether the size is taken from the initial image.
     pub(crate) size_of_init: bool,
@@ -137,6 +138,7 @@ impl Plan {
         let cache = cache(model, request, &mut notes)?;
         let max_tokens = request.max_tokens.map_or_else(|| model.default_tokens(), |n| n as usize);
         let text_layers = text_layers(model, request, &mut notes)?;
+        notes.extend(limits::notes(model, &prompt, !loras.is_empty(), [width, height]));
         let noise = read_noise(model, request, &mut resolved, inputs, images, noise_grid)?;
         let size_of_init = request.width.is_none()
             && request.height.is_none()
@@ -180,7 +182,24 @@ impl Plan {
             request: resolved,
             tokens: TryOnceLock::new(),
         };
+        if request.output_format.is_some() {
+            plan.check_encoding(request.encoding())?;
+        }
         plan.check_positions()
+    }
+
+    /// Refuses a file format that can't hold images of this size.
+    pub fn check_encoding(&self, encoding: Encoding) -> Result<()> {
+        let [width, height] = self.output_size();
+        let max = encoding.max_side();
+        if width.max(height) <= max {
+            return Ok(());
+        }
+        let format = encoding.format;
+        Err(Error::value(format!(
+            "a {format} file has at most {max} pixels a side, the image {width}x{height}"
+        ))
+        .hint("choose PNG, or a smaller size"))
     }
 
     /// Returns the token grid: height and width; of a tile when upscaling.

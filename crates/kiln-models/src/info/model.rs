@@ -69,11 +69,25 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description> {
         .with("default_steps", model.default_steps())
         .with("default_guidance", model.default_guidance())
         .with("tokenizer", tokenizer)
+        .and(vocabulary(&model))
         .with_group("transformer", transformer);
     let properties = with_component(properties, &model, Component::TextEncoder, text_encoder);
     let properties = with_component(properties, &model, Component::Vae, vae)
         .with_group("memory", memory(&model, describer.total));
     Ok(Description { properties, problem: describer.problem })
+}
+
+/// Returns what a model that has learned few words draws.
+fn vocabulary(model: &Model) -> Properties {
+    let Some(vocabulary) = &model.vocabulary else { return Properties::default() };
+    let draws = Properties::default()
+        .with("subject", &vocabulary.subject)
+        .with("examples", &vocabulary.examples)
+        .with("colours", &vocabulary.colours)
+        .with("styles", &vocabulary.styles)
+        .with("backgrounds", &vocabulary.backgrounds)
+        .with("words", vocabulary.len());
+    Properties::default().with_group("draws", draws)
 }
 
 fn with_component(

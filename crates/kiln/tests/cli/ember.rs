@@ -146,13 +146,44 @@ fn every_size_but_the_default_gets_a_note() {
     };
     let outside = ran("64", "128");
     assert!(
-        outside.contains("note: this model was trained on sides from 128 to 512; 64x128 may look bad"),
+        outside.contains(
+            "note: this model was trained on sides from 128 to 512 and is best at 256x256; 64x128 may"
+        ),
         "{outside}"
     );
     let weak = ran("128", "192");
-    assert!(weak.contains("note: this model is best at 256x256; 128x192 comes out less exact"), "{weak}");
+    assert!(weak.contains("note: this model is best at 256x256; at 128x192 it is less exact"), "{weak}");
     let best = ran("256", "256");
     assert!(!best.contains("note: "), "{best}");
+}
+
+#[test]
+fn words_that_ember_has_not_learned_are_named_on_one_line() {
+    let sandbox = Sandbox::new();
+    let small = ["-S", "1", "-s", "1", "-o", "a.png"];
+    let ran = |args: &[&str]| sandbox.kiln(&[&["generate"], args, &small].concat()).ok();
+    let noted = ran(&["an astronaut riding a horse", "-m", "ember"]).err;
+    let lines: Vec<&str> = noted.lines().filter(|line| line.contains("not learned")).collect();
+    assert_eq!(lines.len(), 1, "{noted}");
+    assert!(
+        lines[0].starts_with("note: Ember has not learned \"riding\"; it draws emoji (a cat, "),
+        "{noted}"
+    );
+    for kind in ["colours (red, ", "styles (3d, flat, ", "backgrounds (on a blue background, "] {
+        assert!(lines[0].contains(kind), "`{kind}` is missing in {noted}");
+    }
+    let events = ran(&["an astronaut riding a horse", "--json"]);
+    let note = events.text().lines().find(|line| line.contains("not learned")).unwrap();
+    let note: serde_json::Value = serde_json::from_str(note).unwrap();
+    assert_eq!(note["event"], "note", "{note}");
+    for known in ["a cute penguin in the snow", "Three cats and the king's crowns"] {
+        let quiet = ran(&[known]).err;
+        assert!(!quiet.contains("not learned"), "{quiet}");
+    }
+    // Another model has no such list.
+    assert!(
+        !sandbox.generate(&["an astronaut riding a horse", "-o", "b.png"]).ok().err.contains("not learned")
+    );
 }
 
 #[test]
@@ -166,6 +197,7 @@ fn info_describes_the_built_in_model() {
         "trained sides  128 to 512",
         "default steps  4",
         "hidden size      128",
+        "styles       3d, flat, pixel art, silhouette",
     ] {
         assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
     }
