@@ -81,6 +81,13 @@ impl TrainJob {
         CostEstimate::new(&self.model, &self.data, &self.settings, self.batch)
     }
 
+    /// Checks what the run would refuse at its start: the files to write, and what the device can't compute. Nothing is
+    /// written.
+    pub fn check_run(&self) -> Result<()> {
+        self.files.check(self.resume, self.overwrite)?;
+        with_training_backend(&self.machine, DeviceCheck { base: self.settings.base })?
+    }
+
     /// Checks that nothing is overwritten by accident and that the disk has room, creates the folder and locks it.
     pub fn prepare_files(&self, estimate: &CostEstimate) -> Result<RunLock> {
         let lock = self.files.prepare(self.resume, self.overwrite)?;
@@ -151,6 +158,28 @@ fn base_name(distilled: &str) -> &'static str {
     }
 }
 
+/// Checks a device without using it.
+struct DeviceCheck {
+    base: BasePrecision,
+}
+
+impl TrainingVisitor for DeviceCheck {
+    type Output = Result<()>;
+
+    fn visit<B: TrainingBackend + 'static>(self, _: B, device: DeviceInfo<B>) -> Result<()> {
+        check_precision(self.base, &device)
+    }
+}
+
+/// Refuses a data type that the device can't compute with.
+fn check_precision<B: TrainingBackend>(base: BasePrecision, device: &DeviceInfo<B>) -> Result<()> {
+    if base == BasePrecision::Fp8 && !device.has_fp8 {
+        return Err(Error::data(format!("{} does not support fp8", device.device))
+            .hint("leave out --dtype, or use --dtype int8"));
+    }
+    Ok(())
+}
+
 impl TrainingVisitor for RunningJob<'_> {
     type Output = Result<Outcome>;
 
@@ -158,10 +187,7 @@ impl TrainingVisitor for RunningJob<'_> {
         let RunningJob { job, watcher } = self;
         let TrainJob { model, data, cache, mut settings, auto_checkpointing, batch, .. } = job;
         let TrainJob { accumulation, options, files, resume, .. } = job;
-        if settings.base == BasePrecision::Fp8 && !device.has_fp8 {
-            return Err(Error::data(format!("{} does not support fp8", b.name()))
-                .hint("leave out --dtype, or use --dtype int8"));
-        }
+        check_precision(settings.base, &device)?;
         let estimate = |settings: &TrainSettings| CostEstimate::new(&model, &data, settings, batch);
         if auto_checkpointing {
             let free = device.vram.or_else(machine::memory_limit);

@@ -65,7 +65,8 @@ impl RunFiles {
         }
     }
 
-    fn check(&self, resume: bool, overwrite: bool) -> Result<()> {
+    /// Checks that nothing would be overwritten by accident, without creating anything.
+    pub fn check(&self, resume: bool, overwrite: bool) -> Result<()> {
         let has_state = self.state().is_file();
         if resume && !has_state {
             let what = format!("there is nothing to resume: `{}` does not exist", self.state().display());
