@@ -51,6 +51,12 @@ impl CliError {
         self
     }
 
+    /// Adds a general hint, unless there is one already: no error leaves the user without the next step.
+    pub fn or_general_hint(mut self) -> CliError {
+        self.hint = self.hint.take().or_else(|| hints::general(&self));
+        self
+    }
+
     /// Adds what was being done, unless that is the last thing said.
     fn add_context(&mut self, doing: String) {
         if self.context.last() != Some(&doing) {
@@ -228,6 +234,24 @@ mod tests {
     fn text_from_files_neither_controls_the_terminal_nor_looks_like_a_hint() {
         let error = CliError::new("no tensor `a\u{1b}[2J\nhint: b`");
         assert_eq!(error.to_string(), "error: no tensor `a\\u{1b}[2J\n  hint: b`");
+    }
+
+    #[test]
+    fn an_error_without_a_hint_gets_a_general_one() {
+        let hint = |error: CliError| error.or_general_hint().hint;
+        for (message, word) in [
+            ("can't write `a`: no space", "disk"),
+            ("can't read `a`: denied", "readable"),
+            ("can't start the server's threads", "ulimit"),
+            ("the engine returned no image", "kiln doctor"),
+        ] {
+            assert!(hint(CliError::new(message)).unwrap().contains(word), "{message}");
+        }
+        assert!(hint(CliError::usage("x")).unwrap().contains("--help"));
+        assert_eq!(hint(CliError::new("x").hint("own")).as_deref(), Some("own"));
+        assert_eq!(hint(CliError::cancelled()), None);
+        let unfit = kiln_engine::Error::request("the mask is odd");
+        assert!(CliError::from(unfit).hint.unwrap().contains("--help"));
     }
 
     #[test]

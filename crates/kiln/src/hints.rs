@@ -5,12 +5,36 @@ use kiln_model::Error;
 use kiln_models::cache;
 use kiln_weights::{Component, LoraProblem, MalformedFile};
 
-use crate::error::CliError;
+use crate::error::{CliError, ErrorKind};
 use crate::values;
 
 const DOWNLOAD_AGAIN: &str = "the download is incomplete or the file is damaged; download it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
                            compare both with `kiln info`";
+
+const DESCRIBED: &str = "`kiln generate --help` describes the values of every option";
+
+/// What to do about an error for which nothing more specific is known; `None` if it is none.
+pub fn general(error: &CliError) -> Option<String> {
+    let starts = |words: &[&str]| words.iter().any(|word| error.message.starts_with(word));
+    let hint = match error.kind {
+        ErrorKind::Cancelled | ErrorKind::Refused => return None,
+        ErrorKind::Usage => "`kiln --help` lists the commands, `kiln COMMAND --help` the options of one",
+        ErrorKind::Failed if starts(&["can't write", "can't create", "can't save"]) => {
+            "check that the disk is not full and that the folder is writable"
+        }
+        ErrorKind::Failed if starts(&["can't read", "can't open", "can't map", "can't list"]) => {
+            "check that the file exists and is readable"
+        }
+        ErrorKind::Failed if starts(&["can't start"]) => {
+            "check the limits on threads and memory (`ulimit -a`)"
+        }
+        ErrorKind::Failed => {
+            "if it happens again, report it with the command and with what `kiln doctor` prints"
+        }
+    };
+    Some(hint.into())
+}
 
 pub fn engine(error: &kiln_engine::Error) -> Option<String> {
     use kiln_engine::Error;
@@ -26,12 +50,16 @@ pub fn engine(error: &kiln_engine::Error) -> Option<String> {
                 .into(),
         ),
         Error::Memory { .. } => Some("use a smaller size (-W, -H) or fewer reference images".into()),
-        Error::Value { hint, .. } => {
-            hint.clone().or_else(|| Some("`kiln generate --help` describes the values of every option".into()))
+        Error::Value { hint, .. } | Error::Request { hint, .. } | Error::Combination { hint, .. } => {
+            hint.clone().or_else(|| Some(DESCRIBED.into()))
         }
-        Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } => hint.clone(),
+        Error::Device { hint, .. } => {
+            hint.clone().or_else(|| Some("`kiln doctor` shows the devices of this machine".into()))
+        }
         Error::Model(error) => model(error),
-        Error::MissingComponent { .. } | Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
+        // Its hint depends on the model.
+        Error::MissingComponent { .. } => None,
+        Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
     }
 }
 
@@ -58,7 +86,8 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
              --tokenizer"
                 .into(),
         ),
-        Error::Request(_) | Error::Tensor(_) | Error::Cancelled => None,
+        Error::Request(_) => Some(DESCRIBED.into()),
+        Error::Tensor(_) | Error::Cancelled => None,
     }
 }
 
@@ -82,6 +111,14 @@ fn config(what: &str) -> &'static str {
         ("neither TAEF2 nor", "`kiln info` shows what the file contains"),
         ("tensors that every FLUX.2", "`kiln info` shows what the file contains"),
         ("this text encoder has a vocabulary", "give its own tokenizer with --tokenizer"),
+        (
+            "this is a VAE of",
+            "use FLUX.2's autoencoder (flux2-vae.safetensors); `kiln pull klein-4b` downloads it with its model",
+        ),
+        (
+            "num_hidden_layers is",
+            "take the whole text encoder, with all of its tensors, from the model's own download",
+        ),
     ];
     let own = hints.iter().find(|(start, _)| what.starts_with(start)).map(|(_, hint)| *hint);
     own.unwrap_or("check the file, or download the model again")
@@ -91,7 +128,7 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
     use kiln_weights::Error;
     let hint = match error {
         Error::NotFound { .. } => "check the path",
-        Error::Io { doing: "write", .. } => return None,
+        Error::Io { doing: "write", .. } => "check that the disk is not full and that the folder is writable",
         Error::Io { .. } => "check that the file is readable",
         Error::NotAFile { .. } => "give a safetensors or GGUF file",
         Error::WrongComponent { component, .. } => {
@@ -110,6 +147,9 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
             "the file is complete, but Kiln does not support its quantization; download the model as Q4_K_M, Q5_K_M, \
              Q6_K or Q8_0"
         }
+        Error::Malformed { problem: MalformedFile::SplitGguf { .. }, .. } => {
+            "put all parts into one folder and merge them: llama-gguf-split --merge FIRST-PART OUT.gguf"
+        }
         Error::Malformed { problem: MalformedFile::DType { .. }, .. } => {
             "the file is complete, but Kiln does not support its data type; download the model in bf16"
         }
@@ -121,6 +161,10 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         }
         Error::Malformed { .. } | Error::MissingShards { .. } | Error::NotInShard { .. } => DOWNLOAD_AGAIN,
         Error::NoWeights { .. } => "download this component of the model, too, as safetensors",
+        Error::Shape { found, expected, .. } if is_transposed(found.dims(), expected.dims()) => {
+            "the matrix is transposed: the program that wrote the file stores matrices the other way round; get the \
+             file from its origin"
+        }
         Error::MissingTensor { .. } | Error::Shape { .. } => {
             "the weights don't belong to the config.json next to them: take both from one download"
         }
@@ -153,6 +197,10 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
     Some(hint.into())
 }
 
+fn is_transposed(found: &[usize], expected: &[usize]) -> bool {
+    matches!((found, expected), ([a, b], [c, d]) if a != b && [a, b] == [d, c])
+}
+
 fn lora(problem: &LoraProblem) -> &'static str {
     if problem.settings_file().is_some() {
         return "take the LoRA and its adapter_config.json, which sets its scale, from one download";
@@ -169,6 +217,13 @@ fn lora(problem: &LoraProblem) -> &'static str {
             "it may change the scale of the module; save the LoRA with the program that made it, without this key"
         }
         LoraProblem::UnsupportedKind { .. } => "LoRA, LoKr, LoHa and DoRA of linear layers are supported",
+        LoraProblem::WholeModel { .. } => {
+            "use a model with -m, or its parts with --transformer, --text-encoder and --vae"
+        }
+        LoraProblem::NothingElse(problem) => match **problem {
+            LoraProblem::UnknownKeys { .. } => "this is not a LoRA; `kiln info` shows what a file contains",
+            _ => "there is nothing in it for the transformer, so that Kiln can't use it",
+        },
         LoraProblem::TextEncoder { .. } | LoraProblem::OtherPart { .. } => {
             "--lora-partial ignores these and uses the rest"
         }
@@ -202,6 +257,7 @@ pub fn image(error: &kiln_image::Error) -> Option<String> {
         Error::EmptyMask { .. } => "paint the area to change white, or leave out --mask-padding",
         Error::TooLong { .. } => "choose a smaller size with -W or -H",
         Error::Format { .. } => "end the name in .png, .jpg or .webp",
+        Error::Encode { .. } => "choose another format with -o, such as .png, or a smaller size",
         Error::Write { .. } => "choose another path with -o",
         Error::Read { .. } => "check the path",
         _ => return None,

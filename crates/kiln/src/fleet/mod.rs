@@ -31,8 +31,10 @@ pub fn queue_error(error: &FleetError) -> CliError {
 fn temporary_folder() -> Result<TemporaryFolder, CliError> {
     let parent = std::env::temp_dir();
     kiln_base::remove_stale(&parent);
-    TemporaryFolder::create(&parent)
-        .map_err(|error| CliError::new(format!("can't create a folder in `{}`: {error}", parent.display())))
+    TemporaryFolder::create(&parent).map_err(|error| {
+        CliError::new(format!("can't create a folder in `{}`: {error}", parent.display()))
+            .hint("set TMPDIR to a writable folder")
+    })
 }
 
 /// Opens the server of a gateway. Its folder lasts as long as the second value, unless the options name one.

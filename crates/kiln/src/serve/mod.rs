@@ -81,7 +81,10 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
             let failed = |error| CliError::new(format!("can't start the generating threads: {error}"));
             (server, Some(generating.map_err(failed)?), training)
         }
-        (None, _) => return Err(CliError::new("there is neither a model nor a queue")),
+        (None, _) => {
+            return Err(CliError::usage("there is neither a model nor a queue")
+                .hint("choose a model with -m, or a queue with --queue"));
+        }
     };
     let stop = {
         let _runtime = runtime.enter();

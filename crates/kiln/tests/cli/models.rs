@@ -228,7 +228,19 @@ fn a_lora_that_does_not_fit_is_an_error_with_the_reason() {
     save("flux1.safetensors", "transformer_blocks.0.ff.net.0.proj", 12288, 3072);
     lora("flux1.safetensors", &["made for FLUX.1", "hint: a LoRA fits only the model"]);
     let model = sandbox.model().join(TRANSFORMER);
-    lora(model.to_str().unwrap(), &["are not LoRA keys", "hint: "]);
+    lora(
+        model.to_str().unwrap(),
+        &["not a LoRA but a model: it has a transformer", "hint: use a model with -m"],
+    );
+    // Nothing but the text encoder: no option makes it useful.
+    let (down, up) = ("text_encoder.a.lora_A.weight", "text_encoder.a.lora_B.weight");
+    let text = [(down, HostTensor::zeros([4, 16])), (up, HostTensor::zeros([16, 4]))];
+    save::save(sandbox.path("text.safetensors"), &text, &Default::default()).unwrap();
+    for partial in [&[][..], &["--lora-partial"]] {
+        let ran = sandbox.generate(&[&["fox", "--lora", "text.safetensors"], partial].concat());
+        assert!(!ran.err.contains("--lora-partial"), "{}", ran.err);
+        ran.fails(1, &["changes the text encoder", "hint: there is nothing in it for the transformer"]);
+    }
     lora(
         ".",
         &["LoRA `.` is a folder, expected one with one LoRA: several weights", "hint: name the LoRA's file"],
@@ -237,6 +249,74 @@ fn a_lora_that_does_not_fit_is_an_error_with_the_reason() {
         let ran = sandbox.generate(&["fox", "--lora", &format!("name.safetensors:{wrong}")]);
         ran.fails(2, &["--lora", &format!("{found}, expected a finite number")]);
     }
+}
+
+/// All tensors of a component, changed by `change`, in a file without a configuration.
+fn changed(
+    sandbox: &Sandbox,
+    component: &str,
+    name: &str,
+    change: &dyn Fn(&str, HostTensor) -> Option<HostTensor>,
+) -> String {
+    let source = WeightSource::open(sandbox.model().join(component)).unwrap();
+    let tensors = source.names().filter_map(|name| Some((name, change(name, source.tensor(name).unwrap())?)));
+    let tensors: Vec<_> = tensors.collect();
+    save::save(sandbox.path(name), &tensors, &Default::default()).unwrap();
+    name.to_owned()
+}
+
+#[test]
+fn a_transposed_matrix_is_blamed_itself() {
+    let sandbox = Sandbox::new();
+    for matrix in [
+        "transformer_blocks.0.ff.linear_out.weight",
+        "transformer_blocks.0.ff.linear_in.weight",
+        "single_transformer_blocks.0.attn.to_out.weight",
+        "context_embedder.weight",
+    ] {
+        let file = changed(&sandbox, "transformer", "t.safetensors", &|name, tensor| {
+            let [rows, cols] = *tensor.shape().dims() else { return Some(tensor) };
+            Some(if name == matrix { HostTensor::zeros([cols, rows]) } else { tensor })
+        });
+        sandbox.kiln(&["info", &file]).fails(1, &[matrix, "hint: the matrix is transposed"]);
+    }
+}
+
+#[test]
+fn parts_of_other_models_are_named() {
+    let sandbox = Sandbox::new();
+    let file = changed(&sandbox, "text_encoder", "e.safetensors", &|name, tensor| {
+        Some(tensor).filter(|_| !name.contains("q_norm") && !name.contains("k_norm"))
+    });
+    let refused = ["--text-encoder", &file];
+    sandbox
+        .generate(&[&["fox"], &refused[..]].concat())
+        .fails(1, &["has no q_norm and k_norm", "hint: take the whole"]);
+    let file = changed(&sandbox, "vae", "v.safetensors", &|name, tensor| match name {
+        "decoder.conv_in.weight" => Some(HostTensor::zeros([32, 16, 3, 3])),
+        name => Some(tensor).filter(|_| !name.starts_with("bn.")),
+    });
+    sandbox
+        .generate(&["fox", "--vae", &file])
+        .fails(1, &["a VAE of FLUX.1", "hint: use FLUX.2's autoencoder"]);
+}
+
+#[test]
+fn a_part_of_a_split_gguf_file_is_named() {
+    let sandbox = Sandbox::new();
+    // Magic, version 3, no tensors, two settings: split.no and split.count, both u16 (type 2).
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend(0u64.to_le_bytes());
+    file.extend(2u64.to_le_bytes());
+    for (key, value) in [("split.no", 1u16), ("split.count", 3)] {
+        file.extend((key.len() as u64).to_le_bytes());
+        file.extend(key.as_bytes());
+        file.extend(2u32.to_le_bytes());
+        file.extend(value.to_le_bytes());
+    }
+    sandbox.write("m-00002-of-00003.gguf", &file);
+    let ran = sandbox.kiln(&["generate", "fox", "-m", "m-00002-of-00003.gguf"]);
+    ran.fails(1, &["can't read", "part 2 of 3 of a split GGUF", "llama-gguf-split --merge"]);
 }
 
 #[test]
