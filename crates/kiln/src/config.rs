@@ -16,7 +16,7 @@ pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
         ConfigCommand::List { json } => list(&file, *json),
         ConfigCommand::Get { key } => {
             let text = match Place::find(key)? {
-                Place::Top(name) => Effective::of(Key::find(name)?, &values(&file)?).text,
+                Place::Top(name) => Effective::of(Key::find(&name)?, &values(&file)?).text,
                 Place::Serve(name) => {
                     let name = name.replace('_', "-");
                     let option = serve_values(&file)?.into_iter().find(|option| option.name == name);
@@ -32,7 +32,7 @@ pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
         }
         ConfigCommand::Unset { key } => {
             let text = settings::read_text(&file)?;
-            let new = settings::unset(&text, &file, &Place::find(key)?)?;
+            let new = settings::unset(&text, &file, &Place::in_file(key, &text, &file)?)?;
             if new == text { Ok(()) } else { write(&file, &new) }
         }
         ConfigCommand::Path => crate::print(format!("{}\n", file.display()).as_bytes()),
@@ -113,5 +113,6 @@ fn write(file: &Path, text: &str) -> Result<(), CliError> {
         std::fs::create_dir_all(folder).and_then(|()| kiln_base::write_atomic(&target, text.as_bytes()));
     written.map_err(|error| {
         CliError::new(format!("can't write the settings file `{}`: {error}", file.display()))
+            .hint("check that its folder is writable, or name another file with KILN_CONFIG")
     })
 }

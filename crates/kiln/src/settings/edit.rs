@@ -5,14 +5,14 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::serve::TABLE;
-use super::{Key, parse, parse_serve, parse_table};
+use super::{Key, parse_table};
 use crate::error::CliError;
 
 /// Where a setting stands in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Among the keys at the top.
-    Top(&'static str),
+    Top(String),
     /// In the table `[serve]`.
     Serve(String),
 }
@@ -22,8 +22,14 @@ impl Place {
     pub fn find(name: &str) -> Result<Place, CliError> {
         match name.split_once('.') {
             Some((TABLE, name)) => Ok(Place::Serve(name.replace('-', "_"))),
-            _ => Key::find(name).map(|key| Place::Top(key.name)),
+            _ => Key::find(name).map(|key| Place::Top(key.name.to_owned())),
         }
+    }
+
+    /// Finds what stands in the file, also if it is no setting.
+    pub fn in_file(name: &str, text: &str, file: &Path) -> Result<Place, CliError> {
+        let is_there = parse_table(text, file)?.get(name).is_some_and(|value| !value.is_table());
+        if is_there { Ok(Place::Top(name.to_owned())) } else { Place::find(name) }
     }
 
     fn name(&self) -> &str {
@@ -94,8 +100,12 @@ fn replace(text: &str, file: &Path, place: &Place, new: Option<(&str, &str)>) ->
         ))
         .hint("change it with an editor"));
     }
-    parse(&out, file)?;
-    parse_serve(&out, file)?;
+    // Another setting that is wrong must not prevent it: then two would never be repaired.
+    if let (Place::Serve(name), Some((_, value))) = (place, new) {
+        super::serve::parse(&Table::from_iter([(name.clone(), Value::from(value))])).map_err(|problem| {
+            CliError::usage(problem).hint("`kiln serve --help` describes the values of every option")
+        })?;
+    }
     Ok(out)
 }
 

@@ -174,23 +174,32 @@ pub fn file() -> Option<PathBuf> {
 
 /// Reads the text of the settings file; a missing file is empty.
 pub fn read_text(file: &Path) -> Result<String, CliError> {
-    match std::fs::read_to_string(file) {
+    match kiln_base::read_regular_text(file) {
         Ok(text) => Ok(text),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
         Err(error) => {
-            Err(CliError::new(format!("can't read the settings file `{}`: {error}", file.display())))
+            Err(CliError::new(format!("can't read the settings file `{}`: {error}", file.display()))
+                .hint("make it a readable text file, or name another one with KILN_CONFIG"))
         }
     }
 }
 
-/// An error about the text of `file`.
+/// An error about the text of `file`, without a hint.
 fn invalid(file: &Path, problem: &str) -> CliError {
     CliError::new(format!("the settings file `{}` is invalid: {problem}", file.display()))
-        .hint("correct the file, or use `kiln config set` and `kiln config unset`")
+}
+
+/// What to do about a setting in the file whose value is wrong.
+fn repair(name: &str) -> String {
+    format!("change it with `kiln config set {name} VALUE`, or remove it with `kiln config unset {name}`")
 }
 
 fn parse_table(text: &str, file: &Path) -> Result<Table, CliError> {
-    text.parse().map_err(|error: toml::de::Error| invalid(file, error.to_string().trim_end()))
+    // No command can change what is no TOML.
+    text.parse().map_err(|error: toml::de::Error| {
+        invalid(file, error.to_string().trim_end())
+            .hint("correct the file with an editor, or delete it: then every setting has its default")
+    })
 }
 
 /// Parses the text of `file` to the keys that it sets, with their values as text.
@@ -199,20 +208,22 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
     let entry = |(name, value): (&String, &Value)| {
         let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
             let error = unknown_key(name);
-            CliError { hint: error.hint, ..in_file(error.message) }
+            let hint = error.hint.unwrap_or_default();
+            let end = if hint.ends_with('?') { "" } else { ";" };
+            in_file(error.message).hint(format!("{hint}{end} `kiln config unset {name}` removes it"))
         })?;
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),
             Value::Float(number) => number.to_string(),
             other => {
-                return Err(in_file(format!(
-                    "`{name}` is a value of the type {}, expected a text",
-                    other.type_str()
-                )));
+                let found = other.type_str();
+                return Err(in_file(format!("`{name}` is a value of the type {found}, expected a text"))
+                    .hint(repair(name)));
             }
         };
-        key.check(&text).map_err(|expected| in_file(format!("`{name}` is `{text}`, {expected}")))?;
+        key.check(&text)
+            .map_err(|expected| in_file(format!("`{name}` is `{text}`, {expected}")).hint(repair(name)))?;
         Ok((key, text))
     };
     let is_plain = |(name, value): &(&String, &Value)| *name != serve::TABLE || !value.is_table();
@@ -222,7 +233,10 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
 /// Parses the table `[serve]` of `file`.
 pub fn parse_serve(text: &str, file: &Path) -> Result<Vec<ServeOption>, CliError> {
     match parse_table(text, file)?.get(serve::TABLE) {
-        Some(Value::Table(table)) => serve::parse(table).map_err(|problem| invalid(file, &problem)),
+        Some(Value::Table(table)) => serve::parse(table).map_err(|problem| {
+            invalid(file, &problem)
+                .hint("change it with `kiln config set serve.NAME VALUE`, or remove it with `kiln config unset serve.NAME`")
+        }),
         _ => Ok(Vec::new()),
     }
 }

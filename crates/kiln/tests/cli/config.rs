@@ -74,6 +74,33 @@ fn wrong_settings_are_errors_that_name_file_and_key() {
 }
 
 #[test]
+fn hints_about_the_settings_file_lead_out_of_it() {
+    let sandbox = Sandbox::new();
+    sandbox.kiln(&["config", "set", "nope", "1"]).fails(2, &["`nope`", "hint: known settings: model, "]);
+    // Nothing but an editor helps against a syntax error.
+    sandbox.write("config.toml", b"model = [");
+    for command in [&["models"][..], &["config", "set", "model", "ember"], &["config", "unset", "model"]] {
+        sandbox.kiln(command).fails(1, &["config.toml` is invalid", "hint: correct the file with an editor"]);
+    }
+    // Each wrong setting is repaired by the command that its hint names, whatever else is wrong.
+    sandbox.write("config.toml", b"threads = 0\ndevice = 'gpu'\nmodle = 'x'\n[serve]\nport = 'many'\n");
+    for command in ["set threads 2", "unset device", "unset modle", "set serve.port 8080", "unset threads"]
+        .map(|text| text.split(' '))
+    {
+        sandbox.kiln(&["config"]).fails(1, &["config.toml`", "hint: ", "kiln config unset"]);
+        sandbox.kiln(&["config"].into_iter().chain(command).collect::<Vec<_>>()).ok();
+        if sandbox.kiln(&["config"]).code == 0 {
+            break;
+        }
+    }
+    assert!(sandbox.kiln(&["config"]).ok().text().contains("8080"));
+    sandbox.kiln(&["config", "set", "serve.port", "many"]).fails(2, &["'many' for '--port", "hint: "]);
+    let mut command = sandbox.command(&["models"]);
+    let ran = RunOutput::from(command.env("KILN_CONFIG", "/dev/zero").output().unwrap());
+    ran.fails(1, &["/dev/zero", "not a regular file", "hint: "]);
+}
+
+#[test]
 fn options_come_before_the_environment_and_that_before_the_file() {
     let sandbox = with_model();
     let out = sandbox.path("out/images");
