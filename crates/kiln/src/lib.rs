@@ -44,7 +44,7 @@ use error::CliError;
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
-    let given = Cli::command().get_matches();
+    let given = Cli::parser().get_matches();
     let command = parse(&given).command;
     let result = report(load_settings(&command)).and_then(|()| run(with_settings(command, &given)));
     result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
@@ -72,7 +72,7 @@ fn with_settings(command: Command, given: &ArgMatches) -> Command {
     // Before those of the command line, which replace them.
     let given = std::env::args_os().skip(2);
     let all = ["kiln".into(), "serve".into()].into_iter().chain(more).chain(given);
-    parse(&Cli::command().get_matches_from(all)).command
+    parse(&Cli::parser().get_matches_from(all)).command
 }
 
 #[cfg(not(feature = "serve"))]
@@ -114,6 +114,7 @@ fn run(command: Command) -> Result<(), CliError> {
 
 /// Prints an error to standard error and returns the result unchanged.
 fn report(result: Result<(), CliError>) -> Result<(), CliError> {
+    let result = result.map_err(CliError::or_general_hint);
     if let Err(error) = &result {
         terminal::tell(&error.to_string());
     }

@@ -18,7 +18,7 @@ mod upscale;
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use kiln_engine::{ComponentPaths, Request, Variant};
 
@@ -68,7 +68,7 @@ Examples:
   kiln generate \"an owl\" -m models/klein-base -n \"blurry\" -g 4 --lora ink.safetensors:0.8
   kiln generate \"a fox\" \"a hen\" -m models/klein-4b -b 2 -o farm.png    (farm-1.png … farm-4.png)
   kiln generate \"a {red|blue} {fox|hen}\" -b 4 -o farm/                (four prompts, four files in farm/)
-  kiln generate --prompt-file prompts.txt -o \"{n}-{prompt}-{seed}.jpg\" --quality 85
+  kiln generate --prompt-file prompts.txt -o \"{number}-{prompt}-{seed}.jpg\" --quality 85
   echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
   kiln generate --from fox.png -W 512                               (the same again, but wider)";
 
@@ -187,6 +187,21 @@ Examples:
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The command line's parser. A negative number after an option is its value: `--steps -1` is a wrong number of
+    /// steps, not an unknown option `-1`.
+    pub fn parser() -> clap::Command {
+        fn with_numbers(command: clap::Command) -> clap::Command {
+            let option = |arg: Arg| {
+                let takes_value = arg.get_action().takes_values() && arg.get_long().is_some();
+                if takes_value { arg.allow_negative_numbers(true) } else { arg }
+            };
+            command.mut_args(option).mut_subcommands(with_numbers)
+        }
+        with_numbers(Cli::command())
+    }
 }
 
 /// A subcommand.
@@ -318,8 +333,8 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Machine")]
     pub no_cache: bool,
 
-    /// Output: a .png, .jpg or .webp file, a folder (`DIR/`), a name with {prompt}, {seed}, {n}, {date}, {time},
-    /// {model}, {width}, {height} or {steps} in it, or `-` for standard output [default: {prompt}-{seed}.png]
+    /// Output: a .png, .jpg or .webp file, a folder (`DIR/`), a name with {prompt}, {seed}, {number}, {date},
+    /// {time}, {model}, {width}, {height} or {steps} in it, or `-` for standard output [default: {prompt}-{seed}.png]
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
 
@@ -417,4 +432,44 @@ pub enum PreviewArg {
     Iterm2,
     Sixel,
     Blocks,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    /// Calls `check` with the names and the parser of every command.
+    fn every_command(command: &Command, names: &[String], check: &dyn Fn(&Command, &[String])) {
+        let names = [names, &[command.get_name().to_owned()]].concat();
+        check(command, &names);
+        command.get_subcommands().for_each(|inner| every_command(inner, &names, check));
+    }
+
+    #[test]
+    fn a_negative_number_is_the_value_of_every_option() {
+        every_command(&Cli::parser(), &[], &|command, names| {
+            for option in command.get_arguments().filter(|arg| arg.get_action().takes_values()) {
+                let Some(long) = option.get_long() else { continue };
+                let given = [names, &[format!("--{long}"), "-1".to_owned()]].concat();
+                let kind = Cli::parser().try_get_matches_from(&given).err().map(|error| error.kind());
+                let needs_equals = option.is_require_equals_set();
+                assert!(needs_equals || kind != Some(ErrorKind::UnknownArgument), "{given:?}: {kind:?}");
+            }
+        });
+    }
+
+    /// clap replaces `{n}` in help texts by a line break.
+    #[test]
+    fn no_help_text_has_a_placeholder_that_clap_replaces() {
+        every_command(&Cli::parser(), &[], &|command, names| {
+            let of_options = command.get_arguments().flat_map(|arg| [arg.get_help(), arg.get_long_help()]);
+            let of_command = [command.get_about(), command.get_after_help(), command.get_before_help()];
+            for text in of_options.chain(of_command).flatten() {
+                assert!(!text.to_string().contains("{n}"), "{names:?}: {text}");
+            }
+        });
+    }
 }

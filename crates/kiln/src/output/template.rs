@@ -1,4 +1,4 @@
-//! File names from templates: `{prompt}-{seed}-{n}.png`.
+//! File names from templates: `{prompt}-{seed}-{number}.png`.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,8 +9,12 @@ use kiln_image::Format;
 use super::{numbered, slug};
 use crate::error::CliError;
 
-/// What a template may contain, with what it stands for.
-const PLACEHOLDERS: [&str; 9] = ["prompt", "seed", "n", "date", "time", "model", "width", "height", "steps"];
+/// What a template may contain.
+const PLACEHOLDERS: [&str; 9] =
+    ["prompt", "seed", NUMBER, "date", "time", "model", "width", "height", "steps"];
+const NUMBER: &str = "number";
+/// Also the number. Help texts can't name it: clap takes `{n}` for a line break.
+const SHORT_NUMBER: &str = "n";
 
 /// A file name with placeholders.
 #[derive(Debug, PartialEq)]
@@ -54,6 +58,7 @@ impl Template {
             let Some((name, after)) = rest.split_once('}').filter(|_| brace == "{") else {
                 return Err(invalid(path, &format!("has a lone `{brace}`")));
             };
+            let name = if name == SHORT_NUMBER { NUMBER } else { name };
             let Some(known) = PLACEHOLDERS.iter().find(|known| **known == name) else {
                 return Err(invalid(path, &format!("has an unknown placeholder `{{{name}}}`")));
             };
@@ -77,9 +82,9 @@ impl Template {
         self.folder.join(inside)
     }
 
-    /// Returns a path for the image that no file has yet: a higher `{n}`, or else a number at the end.
+    /// Returns a path for the image that no file has yet: a higher `{number}`, or else a number at the end.
     pub fn free_path(&self, name: &ImageName<'_>) -> PathBuf {
-        let counts = self.parts.iter().any(|(_, placeholder)| *placeholder == Some("n"));
+        let counts = self.parts.iter().any(|(_, placeholder)| *placeholder == Some(NUMBER));
         let first = self.path(name, name.number);
         if !first.exists() {
             return first;
@@ -105,7 +110,7 @@ fn value(placeholder: &str, name: &ImageName<'_>, n: usize) -> String {
     match placeholder {
         "prompt" => or(name.image.prompt.as_deref().map(slug).unwrap_or_default(), "image"),
         "seed" => name.image.seed.map_or("noise".into(), |seed| seed.to_string()),
-        "n" => n.to_string(),
+        NUMBER => n.to_string(),
         "date" => timestamp().0,
         "time" => timestamp().1,
         "model" => {
