@@ -1,5 +1,6 @@
 //! The folders with models that have a name, and what a name or path means.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -102,11 +103,6 @@ impl ModelFolders {
         named.chain(built_in.clone()).collect()
     }
 
-    /// Returns whether a text is the name of a built-in model or of one in the models folders.
-    pub fn is_named(&self, name: &str) -> bool {
-        self.names().iter().any(|known| known == name)
-    }
-
     /// Lists the names of the built-in models and of those in the models folders.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.list().into_iter().map(|(name, _)| name).collect();
@@ -153,6 +149,14 @@ impl ModelFolders {
         stem.unwrap_or(name).to_owned()
     }
 
+    /// Lists the names that a name may be a typo of: of models that are there, and of those that can be pulled.
+    pub fn similar(&self, name: &str) -> Vec<String> {
+        let known = self.all().into_iter().map(|(name, _)| name);
+        let names: BTreeSet<String> =
+            known.chain(kiln_hub::ALIASES.iter().map(|alias| alias.name.to_owned())).collect();
+        kiln_weights::similar_names(&name.to_ascii_lowercase(), names.iter().map(String::as_str))
+    }
+
     fn not_found(&self, model: &Path, name: Option<&str>) -> Error {
         let mut what = format!("the model `{}` does not exist", model.display());
         if let Some(wrong) = kiln_base::folders::from_env(FOLDER).filter(|folder| !folder.is_dir()) {
@@ -175,11 +179,12 @@ impl ModelFolders {
                 }
             }
             Some(name) => {
-                let known = self.names();
-                let similar = kiln_weights::similar_names(name, known.iter().map(String::as_str));
-                let (label, names) = if similar.is_empty() { ("known", known) } else { ("nearest", similar) };
-                let list =
-                    if names.is_empty() { String::new() } else { format!("; {label}: {}", names.join(", ")) };
+                let known: Vec<String> = self.all().into_iter().map(|(name, _)| name).collect();
+                let list = match self.similar(name).as_slice() {
+                    [] if known.is_empty() => String::new(),
+                    [] => format!("; known: {}", known.join(", ")),
+                    similar => format!("; nearest: {}", similar.join(", ")),
+                };
                 format!("there is no such path, and no model of that name in {folder}{list}")
             }
             None => not_a_model(model),
@@ -249,6 +254,9 @@ mod tests {
         let text = |error: Error| format!("{error}; {}", error.hint().unwrap());
         let message = |name: &str| text(folders.resolve(Some(Path::new(name))).unwrap_err());
         assert!(message("fox-larg").contains("nearest: fox-large"), "{}", message("fox-larg"));
+        for typo in ["klien-4b", "Klein4b", "klein-4"] {
+            assert!(message(typo).contains("nearest: klein-4b"), "{}", message(typo));
+        }
         assert!(message("quite-another").contains("known: ") && message("quite-another").contains("hen"));
         let base = text(folders.not_found(Path::new(ember::BASE), Some(ember::BASE)));
         assert!(base.contains("the feature `ember`"), "{base}");
@@ -263,7 +271,7 @@ mod tests {
         {
             let location = folders.resolve(Some(Path::new(name))).ok();
             assert_eq!(location, ember::file().map(|_| expected), "{name}");
-            assert_eq!(folders.is_named(name), ember::file().is_some(), "{name}");
+            assert_eq!(folders.names().iter().any(|known| known == name), ember::file().is_some(), "{name}");
         }
         assert!(folders.resolve(Some(Path::new("./ember"))).is_err());
         assert_eq!(folders.resolve(None).is_ok(), ember::file().is_some());

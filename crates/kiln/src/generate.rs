@@ -49,7 +49,7 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
         // A failed write of events cancels the run; report the cause instead.
         let error = match reporter.take_write_error() {
             Some(error) => output::stdout_error("events", &error),
-            None => error,
+            None => error.or_general_hint(),
         };
         reporter.fail(&error);
         error
@@ -81,6 +81,11 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
     let mut components = args.components.paths();
     let mut request = std::mem::take(&mut args.request);
+    if request.model.is_none() && components.transformer.is_none() && recipe.is_none() {
+        let has_more_prompts = !args.more_prompts.is_empty() || args.prompt_file.is_some();
+        let note = hub::offer::take_model(&mut request, has_more_prompts)?;
+        note.iter().for_each(|note| reporter.note(note));
+    }
     request.prompts.append(&mut args.more_prompts);
     prompts::read_standard_input(&mut request)?;
     let mut file = args.prompt_file.as_deref().map(PromptFile::read).transpose()?.unwrap_or_default();
@@ -105,7 +110,6 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     upscale::fill_from_recipe(&mut request, &mut components);
     // Last: a recipe takes precedence over the environment and the user's settings.
-    let from_prompt = request.model.is_none().then(|| hub::offer::model_among(&request.prompts)).flatten();
     let is_default = request.model.is_none();
     request.model = request.model.take().or_else(models::default_model);
     args.machine.fill_missing(settings::get());
@@ -125,9 +129,6 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
             }
         }
     };
-    if let Some(name) = from_prompt {
-        reporter.note(&format!("`{name}` is taken as a prompt; choose the model with -m {name}"));
-    }
     if location == ModelLocation::BuiltIn && request.model.is_none() {
         reporter.note("no model given, using the built-in Ember (choose another with -m)");
     }
@@ -148,6 +149,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let images = plans.iter().map(|plan| plan.images).sum();
     // Before what takes long.
     let output = Output::check(args.output.as_deref(), images)?;
+    for plan in &plans {
+        plan.check_encoding(output.encoding(plan.request.output_compression))?;
+    }
     let with_images = requests.iter().any(|request| !request.references.is_empty());
     if let Some(temperature) = args.upsample.temperature() {
         let upsampling = Upsampling::new(&args.upsample.source, &model, with_images)?;
@@ -237,22 +241,6 @@ fn report_plan(plan: &Plan, reporter: &mut Reporter) {
         guidance: plan.guidance,
         cache: plan.cache,
     });
-    if let Some(text) = size_note(&plan.model, plan.width, plan.height) {
-        reporter.note(&text);
-    }
-}
-
-/// What to expect of a small model at this size; `None` at its default size and for models without such limits.
-fn size_note(model: &Model, width: usize, height: usize) -> Option<String> {
-    let (sides, best) = (model.trained_sides()?, model.default_size);
-    if !sides.contains(&width) || !sides.contains(&height) {
-        let (from, to) = (sides.start(), sides.end());
-        return Some(format!(
-            "this model was trained on sides from {from} to {to}; {width}x{height} may look bad (change it with -W and -H)"
-        ));
-    }
-    ((width, height) != (best, best))
-        .then(|| format!("this model is best at {best}x{best}; {width}x{height} comes out less exact"))
 }
 
 /// Returns the seeds of all images.
@@ -531,5 +519,7 @@ fn write_latents(path: &Path, latents: &[HostTensor]) -> Result<(), CliError> {
         }
     }
     let latents = HostTensor::from_f32(shape, values).map_err(tensor_error)?;
-    Ok(kiln_weights::save::save(output::resolve_links(path)?, &[("latents", latents)], &Default::default())?)
+    output::create_folder(path.parent().unwrap_or(Path::new("")))?;
+    let target = output::resolve_links(path)?;
+    Ok(kiln_weights::save::save(target, &[("latents", latents)], &Default::default())?)
 }

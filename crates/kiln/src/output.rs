@@ -14,7 +14,7 @@ use crate::error::{CliError, ErrorContext};
 use crate::settings;
 pub use template::{ImageName, Template};
 
-const OTHER_PATH: &str = "choose another path with -o, or create the folder first";
+const OTHER_PATH: &str = "choose another path with -o";
 const OTHER_NAME: &str = "choose another name with -o";
 
 /// The destination of a run's images.
@@ -77,14 +77,14 @@ impl Output {
         }
         let format = Format::from_path(path)?;
         if images > 1 {
-            check_writable(parent_folder(path)).map_err(|error| error.hint(OTHER_PATH))?;
+            check_creatable(parent_folder(path)).map_err(|error| error.hint(OTHER_PATH))?;
             let first = first_free(path, images);
             // Check the longest name: shorter ones may be allowed even if it is not.
             check_name(&numbered(path, first + images - 1)).map_err(|error| error.hint(OTHER_NAME))?;
             return Ok(Output::Numbered { path: path.into(), format, first });
         }
         let target = resolve_links(path).map_err(|error| error.hint(OTHER_NAME))?;
-        check_writable(parent_folder(&target)).map_err(|error| error.hint(OTHER_PATH))?;
+        check_folder_of(path, &target).map_err(|error| error.hint(OTHER_PATH))?;
         check_name(&target).map_err(|error| error.hint(OTHER_NAME))?;
         if fs::metadata(&target).is_ok_and(|metadata| metadata.permissions().readonly()) {
             return Err(
@@ -94,18 +94,9 @@ impl Output {
         Ok(Output::File { path: path.into(), format })
     }
 
-    /// Checks that the folder of a template is writable; one that doesn't exist is created with the first image.
+    /// Checks that the folder of a template is writable, or can be created.
     fn named(template: Template) -> Result<Output, CliError> {
-        let folder = template.fixed_folder();
-        let exists = |folder: &&Path| folder.as_os_str().is_empty() || folder.exists();
-        let existing = folder.ancestors().find(exists).filter(|folder| !folder.as_os_str().is_empty());
-        let existing = existing.unwrap_or(Path::new("."));
-        if !existing.is_dir() {
-            let (folder, existing) = (folder.display(), existing.display());
-            let what = format!("can't write to `{folder}`: `{existing}` is not a folder");
-            return Err(CliError::new(what).hint(OTHER_NAME));
-        }
-        check_writable(existing).map_err(|error| error.hint(OTHER_PATH))?;
+        check_creatable(&template.fixed_folder()).map_err(|error| error.hint(OTHER_PATH))?;
         Ok(Output::Named(template))
     }
 
@@ -116,6 +107,11 @@ impl Output {
             Output::File { format, .. } | Output::Numbered { format, .. } => *format,
             Output::Named(template) => template.format,
         }
+    }
+
+    /// The format of the files with its quality.
+    pub fn encoding(&self, quality: Option<u8>) -> Encoding {
+        Encoding { format: self.format(), quality, small: false }
     }
 
     /// Whether writing may wait for another program to read.
@@ -141,7 +137,7 @@ impl Output {
             Output::Numbered { path, first, .. } => numbered(path, first + name.number - 1),
             Output::Named(template) => template.free_path(name),
         };
-        let encoding = Encoding { format: self.format(), quality: options.quality, small: false };
+        let encoding = self.encoding(options.quality);
         let recipe = recipe.map(|recipe| match self {
             _ if options.absolute_paths => recipe,
             Output::Stdout => recipe.relative_to(Path::new(".")),
@@ -159,9 +155,7 @@ impl Output {
                     .map_err(|e| stdout_error("the image", &e))?;
             }
             _ => {
-                if matches!(self, Output::Named(_)) {
-                    create_folder(parent_folder(&path))?;
-                }
+                create_folder(parent_folder(&path)).map_err(|error| error.hint(OTHER_NAME))?;
                 let target = resolve_links(&path)?;
                 kiln_image::write_file(&target, &bytes).with_context(|| "saving the image".into())?;
             }
@@ -171,7 +165,7 @@ impl Output {
 
     /// Checks that the latents can be written to the path given with `--latents-out` without overwriting an image.
     pub fn check_latents(&self, path: &Path, images: usize) -> Result<(), CliError> {
-        const HINT: &str = "choose another path with --latents-out, or create the folder first";
+        const HINT: &str = "choose another path with --latents-out";
         if path == Path::new("-") {
             return Err(CliError::usage("--latents-out can't write to standard output")
                 .hint("give a .safetensors file with --latents-out"));
@@ -181,7 +175,7 @@ impl Output {
                 .hint("give a file with --latents-out"));
         }
         let target = resolve_links(path).map_err(|error| error.hint(HINT))?;
-        check_writable(parent_folder(&target)).map_err(|error| error.hint(HINT))?;
+        check_folder_of(path, &target).map_err(|error| error.hint(HINT))?;
         check_name(&target).map_err(|error| error.hint(HINT))?;
         let taken = match self {
             Output::File { path, .. } => same_file(&target, path),
@@ -203,10 +197,32 @@ impl Output {
     }
 }
 
-fn create_folder(folder: &Path) -> Result<(), CliError> {
-    fs::create_dir_all(folder).map_err(|e| {
-        CliError::new(format!("can't create the folder `{}`: {e}", folder.display())).hint(OTHER_NAME)
-    })
+/// Creates a folder and those above it.
+pub fn create_folder(folder: &Path) -> Result<(), CliError> {
+    fs::create_dir_all(folder)
+        .map_err(|e| CliError::new(format!("can't create the folder `{}`: {e}", folder.display())))
+}
+
+/// Checks that a file can be created at `path`, which leads to `target`. Folders that are missing behind a link are not
+/// created: the link may lead to a disk that is not there.
+fn check_folder_of(path: &Path, target: &Path) -> Result<(), CliError> {
+    if path.is_symlink() {
+        check_writable(parent_folder(target))
+    } else {
+        check_creatable(parent_folder(path))
+    }
+}
+
+/// Checks that files can be created in `folder`, which is created with the first of them.
+pub fn check_creatable(folder: &Path) -> Result<(), CliError> {
+    let exists = |folder: &&Path| folder.as_os_str().is_empty() || folder.symlink_metadata().is_ok();
+    let existing = folder.ancestors().find(exists).filter(|folder| !folder.as_os_str().is_empty());
+    let existing = existing.unwrap_or(Path::new("."));
+    if !existing.is_dir() {
+        let (folder, existing) = (folder.display(), existing.display());
+        return Err(CliError::new(format!("can't write to `{folder}`: `{existing}` is not a folder")));
+    }
+    check_writable(existing)
 }
 
 /// Whether the program was started without a standard output. Rust then opens `/dev/null` in its place, for reading and
@@ -254,7 +270,9 @@ pub fn resolve_links(path: &Path) -> Result<PathBuf, CliError> {
 fn same_file(a: &Path, b: &Path) -> bool {
     let resolve = |path: &Path| {
         let target = resolve_links(path).ok()?;
-        Some(fs::canonicalize(parent_folder(&target)).ok()?.join(target.file_name()?))
+        let parent = parent_folder(&target);
+        let parent = fs::canonicalize(parent).or_else(|_| std::path::absolute(parent)).ok()?;
+        Some(parent.join(target.file_name()?))
     };
     resolve(a).is_some_and(|a| Some(a) == resolve(b))
 }
@@ -374,11 +392,15 @@ mod tests {
     fn an_unwritable_path_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let message = |path: &Path| Output::check(Some(path), 1).unwrap_err().to_string();
-        assert!(message(&dir.path().join("no/out.png")).contains("no such folder"));
         assert!(message(&dir.path().join("out.xyz")).contains(".png, .jpg, .jpeg or .webp"));
         std::fs::write(dir.path().join("file"), b"mine").unwrap();
-        assert!(message(&dir.path().join("file/x/")).contains("is not a folder"));
-        assert!(Output::check(Some(&dir.path().join("new/")), 1).is_ok());
+        for inside in ["file/x/", "file/x.png", "file/a/x.png"] {
+            assert!(message(&dir.path().join(inside)).contains("is not a folder"), "{inside}");
+        }
+        for new in ["new/", "new/a/x.png"] {
+            assert!(Output::check(Some(&dir.path().join(new)), 1).is_ok(), "{new}");
+            assert!(Output::check(Some(&dir.path().join(new)), 2).is_ok(), "{new}");
+        }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the check leaves nothing");
     }
 }

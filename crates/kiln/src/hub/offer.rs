@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
+use kiln_engine::Request;
 use kiln_hub::{ModelName, ModelPlan};
 use kiln_models::ModelLocation;
 
@@ -66,11 +67,46 @@ fn offer(plan: &ModelPlan, endpoint: &str) -> String {
     format!("{size} ({licence}) from {} to `{}`", repos.join(" and "), plan.model.folder.display())
 }
 
-/// Returns a prompt that is the name of a model: `run NAME PROMPT` is what ollama's users type.
-pub fn model_among(prompts: &[String]) -> Option<String> {
-    let is_model = |text: &&String| {
-        let known = || ModelName::parse(text).is_ok_and(|name| name.is_known());
-        !text.contains(char::is_whitespace) && (known() || models::folders().is_named(text))
+/// Takes the model from the first of the prompts, if it names one and there are others: `run MODEL PROMPT` is what
+/// ollama's users type. Returns a note about what it was taken for.
+pub fn take_model(request: &mut Request, has_more_prompts: bool) -> Result<Option<String>, CliError> {
+    let Some(first) = request.prompts.first().filter(|text| !text.contains(char::is_whitespace)) else {
+        return Ok(None);
     };
-    prompts.first().filter(|_| prompts.len() > 1).filter(is_model).cloned()
+    let has_more_prompts = has_more_prompts || request.prompts.len() > 1;
+    let is_alias = ModelName::parse(first).is_ok_and(|name| name.is_known());
+    if !is_alias && !is_here(first) {
+        // A word that is no model's name, but nearly, and looks like one.
+        let similar = models::folders().similar(first);
+        let looks_alike = has_more_prompts && first.contains(|c: char| c.is_ascii_digit() || c == '-');
+        let similar = similar.first().filter(|_| looks_alike);
+        return Ok(
+            similar.map(|name| format!("`{first}` is taken as a prompt; did you mean the model {name}?"))
+        );
+    }
+    if has_more_prompts {
+        let model = request.prompts.remove(0);
+        let note = format!("`{model}` is taken as the model, as with -m; a prompt after -p never is");
+        request.model = Some(model.into());
+        return Ok(Some(note));
+    }
+    // One word: nobody draws `klein-4b`, but there are embers, and a model's file may be called fox.
+    if is_alias && first.contains('-') {
+        return Err(CliError::usage(format!("there is no prompt for the model `{first}`")).hint(format!(
+            "describe the image: kiln run {first} \"a red fox in the snow\"; or give the word as a prompt with -p"
+        )));
+    }
+    Ok(Some(format!("`{first}` is taken as a prompt; the model of that name is chosen with -m {first}")))
+}
+
+/// Whether a word names a model on this machine: built in, in a models folder or in the Hugging Face cache, or a path to
+/// one that looks like a path.
+fn is_here(text: &str) -> bool {
+    let looks_like_path = text.contains(std::path::is_separator)
+        || [".safetensors", ".gguf", ".toml"].iter().any(|end| text.ends_with(end));
+    match models::resolve(Some(Path::new(text))) {
+        Ok(ModelLocation::BuiltIn | ModelLocation::Named { .. }) => true,
+        Ok(ModelLocation::Path(_)) => looks_like_path,
+        Err(_) => false,
+    }
 }

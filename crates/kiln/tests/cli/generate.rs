@@ -294,3 +294,23 @@ fn the_last_of_repeated_options_counts_and_lists_accumulate() {
     assert_ne!(with(&one), with(&two));
     assert_eq!(sandbox.names(), ["a.png", "r.png"]);
 }
+
+#[test]
+fn strength_0_keeps_the_initial_image() {
+    let sandbox = Sandbox::new();
+    let init = ["generate", "a cat", "-m", "ember", "-S", "1", "-o", "cat.png", "-q"];
+    sandbox.kiln(&init).ok();
+    let again = ["generate", "a rocket", "-m", "ember", "--init", "cat.png", "--strength", "0", "-S", "2"];
+    let ran = sandbox.kiln(&[&again[..], &["-o", "same.png"]].concat()).ok();
+    assert!(ran.err.contains("256x256, 0 steps"), "{}", ran.err);
+    let (cat, same) = (sandbox.image("cat.png"), sandbox.image("same.png"));
+    let sum: u64 = cat.pixels().iter().zip(same.pixels()).map(|(a, b)| u64::from(a.abs_diff(*b))).sum();
+    let mean = sum as f64 / cat.pixels().len() as f64;
+    assert!(mean < 4.0, "the autoencoder alone changes it by {mean:.1} levels");
+    // The seed has nothing to decide, nor has the mask.
+    let other = [&again[..again.len() - 1], &["3", "-b", "2", "-o", "other.png"]].concat();
+    sandbox.kiln(&other).ok();
+    assert_eq!((sandbox.image("other-1.png"), sandbox.image("other-2.png")), (same.clone(), same));
+    sandbox.write("mask.png", &crate::sandbox::png(&crate::sandbox::pattern(256, 256)));
+    sandbox.kiln(&[&again[..], &["--mask", "mask.png", "-o", "masked.png"]].concat()).ok();
+}

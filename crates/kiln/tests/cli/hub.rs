@@ -342,32 +342,39 @@ fn a_mirror_is_used_and_a_bad_address_named() {
 }
 
 #[test]
-fn a_model_name_among_the_prompts_gets_a_note() {
+fn the_first_word_of_several_is_the_model_as_with_ollama() {
     let sandbox = Sandbox::new();
-    let args = [
-        "run",
-        "klein-4b",
-        "fox",
-        "-W",
-        "16",
-        "-H",
-        "16",
-        "-s",
-        "1",
-        "-m",
-        sandbox.model().to_str().unwrap(),
-    ];
-    let explicit = sandbox.kiln(&[&args[..], &["--max-tokens", "16", "-o", "a.png"]].concat()).ok();
-    assert!(!explicit.err.contains("taken as a prompt"), "{}", explicit.err);
-    let args =
-        ["run", "klein-4b", "fox", "-W", "16", "-H", "16", "-s", "1", "--max-tokens", "16", "-o", "b.png"];
-    let mut ran = sandbox.command(&args);
-    let ran = RunOutput::from(ran.env("KILN_MODEL", sandbox.model()).output().unwrap()).ok();
-    assert!(
-        ran.err.contains("`klein-4b` is taken as a prompt; choose the model with -m klein-4b"),
-        "{}",
-        ran.err
+    sandbox.fill_models_folder();
+    let quick = ["-W", "16", "-H", "16", "-s", "1", "--max-tokens", "16"];
+    let run = |args: &[&str]| sandbox.kiln(&[&["run"], args, &quick].concat());
+    let ran = run(&["klein", "an owl", "-o", "a.png"]).ok();
+    assert!(ran.err.contains("note: `klein` is taken as the model, as with -m"), "{}", ran.err);
+    assert!(sandbox.path("a.png").is_file(), "one image, of the prompt alone");
+    let recipe = sandbox.kiln(&["info", "--json", "a.png"]).ok();
+    let recipe: serde_json::Value = serde_json::from_str(recipe.text()).unwrap();
+    assert_eq!(
+        (&recipe["recipe"]["model"]["path"], &recipe["recipe"]["prompt"]),
+        (&"klein".into(), &"an owl".into())
     );
+    // Also with the prompt from elsewhere, and by path.
+    run(&["klein", "-p", "an owl", "-o", "b.png"]).ok();
+    let file = sandbox.model().to_str().unwrap();
+    assert!(run(&[file, "an owl", "-o", "c.png"]).ok().err.contains("is taken as the model"));
+    assert!(sandbox.path("b.png").is_file() && sandbox.path("c.png").is_file());
+    // A model that is not there is never drawn.
+    run(&["klein-4b", "an owl"]).fails(1, &["`klein-4b` does not exist", "hint: `kiln pull klein-4b`"]);
+    run(&["klein-4b"]).fails(2, &["no prompt for the model `klein-4b`", "hint: ", "kiln run klein-4b"]);
+    // With -m, and after -p, it is a prompt.
+    let ran = run(&["klein-4b", "fox", "-m", "klein", "-o", "d.png"]).ok();
+    assert!(!ran.err.contains("taken as") && sandbox.path("d-2.png").is_file(), "{}", ran.err);
+    run(&["-p", "klein-4b", "-p", "fox", "-m", "klein", "-o", "e.png"]).ok();
+    // A word that is also a model's name is a prompt when it is alone; a typo is pointed out.
+    let mut command = sandbox.command(&[&["run", "ember", "-o", "f.png"], &quick[..]].concat());
+    let ran = RunOutput::from(command.env("KILN_MODEL", "klein").output().unwrap()).ok();
+    assert!(ran.err.contains("note: `ember` is taken as a prompt"), "{}", ran.err);
+    let mut command = sandbox.command(&[&["run", "klien-4b", "fox", "-o", "g.png"], &quick[..]].concat());
+    let ran = RunOutput::from(command.env("KILN_MODEL", "klein").output().unwrap()).ok();
+    assert!(ran.err.contains("did you mean the model klein-4b?"), "{}", ran.err);
 }
 
 #[cfg(unix)]

@@ -35,8 +35,21 @@ fn latents_do_not_overwrite_an_image() {
 fn latents_need_a_file_of_their_own() {
     let sandbox = Sandbox::new();
     fails(&sandbox, &["--latents-out", "-"], 2, &["--latents-out", "standard output", "hint: "]);
-    fails(&sandbox, &["--latents-out", "no/l.safetensors"], 1, &["no such folder", "with --latents-out"]);
+    sandbox.write("file", b"");
+    fails(&sandbox, &["--latents-out", "file/l.safetensors"], 1, &["not a folder", "with --latents-out"]);
     fails(&sandbox, &["--latents-out", "."], 1, &["not a regular file", "hint: "]);
+}
+
+#[test]
+fn folders_of_the_output_are_created() {
+    let sandbox = Sandbox::new();
+    sandbox.generate(&["fox", "-s", "1", "-o", "a/b/x.png", "--latents-out", "c/d/l.safetensors"]).ok();
+    sandbox.generate(&["fox", "-s", "1", "-b", "2", "-o", "e/f/x.png"]).ok();
+    for file in ["a/b/x.png", "c/d/l.safetensors", "e/f/x-1.png", "e/f/x-2.png"] {
+        assert!(sandbox.path(file).is_file(), "{file}");
+    }
+    let same = ["-o", "new/x.png", "--latents-out", "new/x.png"];
+    fails(&sandbox, &same, 2, &["would overwrite an image"]);
 }
 
 #[test]
