@@ -24,7 +24,7 @@ use kiln_ops::Backend;
 use kiln_weights::LinearPrecision;
 
 use crate::args::{BenchArgs, PhaseArg, SizeArg};
-use crate::error::CliError;
+use crate::error::{CliError, ErrorContext};
 use crate::{hints, models};
 use config::ModelConfig;
 use phases::{BenchPlan, PhaseBench};
@@ -40,6 +40,10 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         return server::run(args);
     }
     let settings = settings(args)?;
+    // Before weights are created, which takes long.
+    for lora in &args.loras {
+        kiln_weights::Lora::open(&lora.path).with_context(|| "reading a LoRA".into())?;
+    }
     if args.train {
         let report = with_training_backend(&settings, train::TrainBench { args })??;
         let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };

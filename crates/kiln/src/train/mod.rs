@@ -10,7 +10,7 @@ use kiln_train::{Outcome, RunFiles};
 use crate::args::TrainArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorKind};
-use crate::{models, settings};
+use crate::{models, output, settings};
 use prepare::PreparedTraining;
 use progress::Display;
 
@@ -35,11 +35,15 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     display.tell(&format!("{examples}: {}", training.sizes().join(", ")));
     display.tell(&format!("base: {}, {}", job.model.recorded_name(), job.model.described_variant()));
     display.tell(&training.estimate.to_string());
+    // All that the run refuses, so that a dry run refuses it, too.
+    job.check_run()?;
+    output::check_creatable(&job.files.folder).map_err(|error| error.hint("choose another -o"))?;
+    let sampler = training.sampler(&|text| display.tell(text))?;
     if is_dry_run {
         return Ok(());
     }
     let lock = job.prepare_files(&training.estimate)?;
-    display.sampler = training.sampler(&|text| display.tell(text))?;
+    display.sampler = sampler;
     cancel.poll();
     let files = job.files.clone();
     let outcome = training.job.run(lock, &mut display);

@@ -14,6 +14,14 @@ fn phases(report: &Value) -> Vec<&str> {
 }
 
 #[test]
+fn a_missing_lora_is_an_error_at_once() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.kiln(&["bench", "--synthetic", "tiny", "--lora", "nope", "-v"]);
+    assert!(!ran.err.contains("loading"), "weights were created first:\n{}", ran.err);
+    ran.fails(1, &["`nope`", "while reading a LoRA", "hint: check the path"]);
+}
+
+#[test]
 fn synthetic_weights_run_every_phase_and_operation() {
     let sandbox = Sandbox::new();
     let report = bench(&sandbox, &["--synthetic", "tiny", "--refs", "2"]);

@@ -233,6 +233,23 @@ fn a_dry_run_tells_the_cost_and_writes_nothing() {
 }
 
 #[test]
+fn a_dry_run_refuses_what_the_run_refuses() {
+    let sandbox = with_pictures();
+    let refused = |args: &[&str], code: i32, words: &[&str]| {
+        train(&sandbox, args).fails(code, words);
+        train(&sandbox, &[args, &["--dry-run"]].concat()).fails(code, words);
+    };
+    refused(&["--dtype", "fp8", "--device", "cpu"], 1, &["does not support fp8", "hint: "]);
+    refused(&["--sample-every", "1", "--sample-model", "nowhere"], 1, &["`nowhere` does not exist"]);
+    refused(&["--resume"], 1, &["nothing to resume"]);
+    sandbox.write("file", b"");
+    refused(&["-o", "file/me.safetensors"], 1, &["`file` is not a folder", "hint: "]);
+    sandbox.write("me.safetensors", b"mine");
+    refused(&["-o", "me.safetensors"], 1, &["exists already", "--overwrite"]);
+    assert_eq!(sandbox.names(), ["file", "me.safetensors", "pictures"]);
+}
+
+#[test]
 fn a_loss_that_explodes_stops_and_continues_at_a_lower_rate() {
     let sandbox = with_pictures();
     let explode = ["--steps", "200", "--lr", "1e6", "--clip", "0"];
