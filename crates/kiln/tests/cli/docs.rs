@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use kiln_golden::testdata;
 
 use crate::hub::klein_hub;
-use crate::sandbox::{Sandbox, pattern, png};
+use crate::sandbox::Sandbox;
 
 /// The folder that holds README.md.
 fn root() -> PathBuf {
@@ -55,7 +55,6 @@ fn prepare(sandbox: &Sandbox, base: &Sandbox, page: &str) {
     }
     // The tiny text encoder has a small vocabulary of its own.
     fs::copy(sandbox.model().join("tokenizer/tokenizer.json"), sandbox.path("tokenizer.json")).unwrap();
-    sandbox.write("mask.png", &png(&pattern(256, 256)));
 }
 
 /// Small images of one step, unless the command names its size or steps: the commands are tested here, not the images.
@@ -160,7 +159,7 @@ macro_rules! pages {
 pages! {
     the_commands_of_the_readme_run "README.md" 9;
     the_commands_about_generating_run "docs/generating.md" 13;
-    the_commands_about_editing_run "docs/editing.md" 7;
+    the_commands_about_editing_run "docs/editing.md" 8;
     the_commands_about_models_run "docs/models.md" 14;
     the_commands_about_formats_run "docs/formats.md" 2;
     the_commands_about_loras_run "docs/loras.md" 3;
