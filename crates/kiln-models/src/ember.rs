@@ -41,8 +41,7 @@ pub fn vocabulary() -> Option<Vocabulary> {
 }
 
 /// Adds to Ember or Ember base the words that it has learned.
-pub(crate) fn with_vocabulary(model: Model) -> Model {
-    let mut model = model;
+pub(crate) fn with_vocabulary(mut model: Model) -> Model {
     model.vocabulary = vocabulary();
     model
 }

@@ -376,8 +376,8 @@ impl<'f> HeaderReader<'f> {
             let dim = self.u64()?;
             dims.push(usize::try_from(dim).unwrap_or(usize::MAX));
         }
-        // To ggml a vector is a matrix of one row, and some programs write norms so.
-        if let [n, 1] = dims[..] {
+        // To ggml a vector is a matrix of one row, and some programs write norms as a matrix of one row or column.
+        if let [n, 1] | [1, n] = dims[..] {
             dims = vec![n];
         }
         // GGUF has the fastest dimension first.

@@ -124,3 +124,27 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(error(Request { tile_size: Some(4096), ..own() }).contains("at most 2048"));
     assert!(error(Request { upscale: None, ..own() }).contains("`tile_size` needs `upscale`"));
 }
+
+#[test]
+fn a_file_format_that_can_not_hold_the_size_is_refused() {
+    let klein = tiny("klein");
+    let plan = |format, quality, width| {
+        let request = Request {
+            prompts: vec!["a fox".into()],
+            width: Some(width),
+            height: Some(16),
+            output_format: Some(format),
+            output_compression: quality,
+            ..Request::default()
+        };
+        Plan::new(&klein.model, &request, &LocalFiles).map(|_| ()).map_err(|error| error.to_string())
+    };
+    use kiln_engine::OutputFormat::{Jpeg, Png, Webp};
+    assert!(plan(Webp, None, 16400).unwrap_err().contains("a WebP file has at most 16384 pixels"));
+    assert!(plan(Webp, Some(80), 16384).unwrap_err().contains("at most 16383"));
+    assert!(plan(Jpeg, None, 65536).unwrap_err().contains("a JPEG file has at most 65535 pixels"));
+    assert_eq!(
+        (plan(Webp, None, 16384), plan(Jpeg, None, 65520), plan(Png, None, 65536)),
+        (Ok(()), Ok(()), Ok(()))
+    );
+}

@@ -97,6 +97,27 @@ fn tensors_and_metadata_are_read() {
 }
 
 #[test]
+fn a_matrix_of_one_row_or_column_is_a_vector() {
+    for dims in [vec![3], vec![3, 1], vec![1, 3]] {
+        let mut file = GgufFile::new();
+        file.tensors[1].1 = dims.clone();
+        let source = WeightSource::from_bytes("a.gguf", file.bytes()).unwrap();
+        assert_eq!(source.entry("b").unwrap().1.dims(), [3], "{dims:?}");
+        assert_eq!(source.entry("a.weight").unwrap().1.dims(), [2, 32]);
+    }
+}
+
+#[test]
+fn a_part_of_a_split_file_says_which_it_is() {
+    let part = |number: u16, count: u16| {
+        let number = GgufFile::new().with_metadata("split.no", 2, &number.to_le_bytes());
+        number.with_metadata("split.count", 2, &count.to_le_bytes())
+    };
+    assert_eq!(part(2, 4).error(), "can't read `a.gguf`: it is part 3 of 4 of a split GGUF file");
+    assert!(WeightSource::from_bytes("a.gguf", part(0, 1).bytes()).is_ok(), "one part is the whole file");
+}
+
+#[test]
 fn invalid_headers_are_errors() {
     let valid = GgufFile::new;
     let cases: Vec<(GgufFile, &str)> = vec![
