@@ -170,7 +170,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
         let plan = [TensorSpec { name: "x".into(), dtype: DType::F32, shape: [2].into() }];
-        let mut others = || {
+        let others = || {
             fs::write(&path, b"another's").unwrap();
             Ok(HostTensor::zeros([2]))
         };
