@@ -122,7 +122,8 @@ impl Bits<'_> {
             match self.symbol(green)? {
                 symbol @ 0..=255 => {
                     let red = self.symbol(red)?;
-                    (self.symbol(blue)?, self.symbol(alpha)?);
+                    self.symbol(blue)?;
+                    self.symbol(alpha)?;
                     largest = largest.max(red << 8 | symbol);
                     left -= 1;
                 }
