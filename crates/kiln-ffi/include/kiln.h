@@ -259,6 +259,10 @@ typedef struct {
      * A VAE to use instead of the model's; NULL: the model's.
      */
     const char *vae;
+    /**
+     * What a weight other than 1 means for a DoRA: "comfyui" or "diffusers"; NULL: comfyui.
+     */
+    const char *dora_rule;
 } kiln_request;
 
 /**

@@ -96,6 +96,8 @@ struct Request {
     std::vector<Input> mask; ///< At most one.
     std::vector<Lora> loras;
     std::string vae;
+    /// What a weight other than 1 means for a DoRA: "comfyui" or "diffusers"; empty: comfyui.
+    std::string dora_rule;
 
     explicit Request(std::string text) : prompt(std::move(text)) {}
 
@@ -271,6 +273,7 @@ private:
         c.loras = loras.data();
         c.lora_count = loras.size();
         c.vae = detail::text(request.vae);
+        c.dora_rule = detail::text(request.dora_rule);
         Calls calls{callbacks, nullptr};
         const kiln_callbacks c_callbacks = calls.c();
         kiln_images *images = nullptr;

@@ -5,7 +5,9 @@ use std::ffi::c_char;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{FileRef, InputImage, InputResolver, InputTensors, LocalFiles, LoraRef, Request};
+use kiln_engine::{
+    DoraRuleName, FileRef, InputImage, InputResolver, InputTensors, LocalFiles, LoraRef, Request,
+};
 use kiln_image::RgbImage;
 
 use crate::abi::{self, SizedStruct};
@@ -95,6 +97,8 @@ pub struct KilnRequest {
     pub lora_count: usize,
     /// A VAE to use instead of the model's; NULL: the model's.
     pub vae: *const c_char,
+    /// What a weight other than 1 means for a DoRA: "comfyui" or "diffusers"; NULL: comfyui.
+    pub dora_rule: *const c_char,
 }
 
 // SAFETY: `repr(C)`, the size is first, and numbers and pointers may be zero.
@@ -243,12 +247,22 @@ pub(crate) unsafe fn read(request: *const KilnRequest) -> Result<(Request, Input
     // SAFETY: promised by the caller.
     let loras = loras.iter().map(|lora| unsafe { read_lora(lora) }).collect::<Result<_, _>>()?;
     // SAFETY: promised by the caller.
-    let (prompt, negative, vae) = unsafe {
+    let (prompt, negative, vae, dora_rule) = unsafe {
         (
             abi::text(given.prompt, "prompt")?,
             abi::name(given.negative_prompt, "negative prompt")?,
             abi::name(given.vae, "vae")?,
+            abi::name(given.dora_rule, "dora_rule")?,
         )
+    };
+    let dora_rule = match dora_rule.as_deref() {
+        None => None,
+        Some("comfyui") => Some(DoraRuleName::ComfyUi),
+        Some("diffusers") => Some(DoraRuleName::Diffusers),
+        Some(other) => {
+            let what = format!("the dora_rule is `{other}`, expected `comfyui` or `diffusers`");
+            return Err(Failure::invalid(what));
+        }
     };
     let count = |number: u32| (number > 0).then_some(number);
     let number = |number: f32| (number != 0.0).then_some(number);
@@ -257,6 +271,7 @@ pub(crate) unsafe fn read(request: *const KilnRequest) -> Result<(Request, Input
         negative_prompts: negative.into_iter().collect(),
         loras,
         lora_partial: given.lora_partial != 0,
+        dora_rule,
         vae: vae.map(FileRef::from),
         width: count(given.width),
         height: count(given.height),

@@ -4,13 +4,14 @@ import { call } from "./api.js";
 import { $, make } from "./dom.js";
 
 /** Fields with a list of choices; the empty choice is the default. */
-const CHOICES = ["rng", "schedule", "vae"];
+const CHOICES = ["dora_rule", "rng", "schedule", "vae"];
 
-/** Fetches the choices. Those of `rng` and `schedule` come from the OpenAPI description. */
+/** Fetches the choices. Those that are the same for every server come from the OpenAPI description. */
 export async function prepare({ tokens }) {
   const [vaes, api] = await Promise.all([call("/v1/vaes"), call("/openapi.json")]);
   const variants = (name) => api.components.schemas[name].enum;
   setChoices("vae", vaes.data, "The model's own");
+  setChoices("dora_rule", variants("DoraRuleName"), "Default");
   setChoices("rng", variants("Rng"), "Default");
   setChoices("schedule", variants("ScheduleKind"), "Default");
   $("vae-field").hidden = vaes.data.length === 0;
@@ -65,6 +66,7 @@ export function values() {
 export function facts(request) {
   return [
     ["VAE", request.vae],
+    ["DoRA rule", request.dora_rule],
     ["Noise RNG", request.rng],
     ["Schedule", [request.schedule, request.rho && `rho ${request.rho}`].filter(Boolean).join(", ")],
     ["Sigmas", request.sigmas?.join(", ")],

@@ -30,7 +30,8 @@ const DEFAULT_STRENGTH: f64 = 0.75;
 /// Maximum bytes of a request's settings, which the response repeats.
 const MAX_SETTINGS: usize = 256 << 10;
 /// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
-const OWN_SETTINGS: [&str; 7] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
+const OWN_SETTINGS: [&str; 8] =
+    ["dora_rule", "max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
 
 /// A request in A1111's format. What would change the image and is not offered is refused; other fields are ignored, as
 /// clients send many.
@@ -58,7 +59,7 @@ pub(crate) struct Txt2Img {
     n_iter: Option<u32>,
     /// Schedule of the noise levels, one of `/sdapi/v1/schedulers`; other names mean the model's own.
     scheduler: Option<String>,
-    /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas`, `text_layers` and `vae` are as in `/v1/jobs`.
+    /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; `dora_rule`, `max_tokens`, `rho`, `rng`, `schedule`, `sigmas`, `text_layers` and `vae` are as in `/v1/jobs`.
     #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
     override_settings: Option<Fields>,
     /// The initial image as base64; only the first of the list is used.
