@@ -33,8 +33,8 @@
 //! 2. for every model there are, sooner or later, as many tickets that workers can get as unfinished jobs. A worker
 //!    removes a ticket only if its job has ended, or if no job of the model is queued, with all records known that were
 //!    written before (it writes a record itself and waits until it sees that). Whatever else becomes of tickets, with
-//!    a server that dies, a stream that is deleted or an acknowledgement that comes too late, the [reconciler](reconcile)
-//!    publishes those that are missing.
+//!    a server that dies, a stream that is deleted or an acknowledgement that comes too late, the reconciler
+//!    (`reconcile.rs`) publishes those that are missing.
 //!
 //! So a queued job stays queued only while no worker with its model is idle. Surplus tickets do no harm: the worker that
 //! gets one finds no queued job and removes it, and the reconciler removes those of models without unfinished jobs. A
@@ -43,7 +43,7 @@
 //! *Every webhook is called*: the record holds the address until it was called. The gateway that accepted the job calls
 //! it, or the oldest one if that is gone.
 //!
-//! The decisions are functions without side effects in [`rules`]; `model.rs` explores every order of submissions, claims,
+//! The decisions are functions without side effects in `rules.rs`; `model.rs` explores every order of submissions, claims,
 //! ends, crashes, freezes, lost and doubled tickets with them.
 
 mod admin;

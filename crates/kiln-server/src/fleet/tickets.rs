@@ -139,9 +139,10 @@ impl Tickets {
                 Some(consumer) => consumer,
                 None => link.consumer(&model).await?,
             };
-            let batch = match is_queued {
-                true => consumer.batch().max_messages(1).expires(TICKET_WAIT).messages().await,
-                false => consumer.fetch().max_messages(1).expires(Duration::from_secs(2)).messages().await,
+            let batch = if is_queued {
+                consumer.batch().max_messages(1).expires(TICKET_WAIT).messages().await
+            } else {
+                consumer.fetch().max_messages(1).expires(Duration::from_secs(2)).messages().await
             };
             let mut batch = batch.map_err(|error| FleetError(error.to_string()))?;
             let message = batch.next().await.transpose().map_err(|error| FleetError(error.to_string()))?;
@@ -299,10 +300,13 @@ impl Tickets {
             TicketUse::Spent => (Named::Ended, None),
             TicketUse::Running(job) => {
                 let worker = job.record.worker.clone().unwrap_or_default();
-                let named = match worker == self.link.id {
-                    true if lock(&self.held).contains_key(&job.record.id) => Named::Own,
-                    false if self.replica.may_be_alive(&worker) => Named::Running,
-                    _ => Named::Abandoned,
+                let is_own = worker == self.link.id;
+                let named = if is_own && lock(&self.held).contains_key(&job.record.id) {
+                    Named::Own
+                } else if !is_own && self.replica.may_be_alive(&worker) {
+                    Named::Running
+                } else {
+                    Named::Abandoned
                 };
                 (named, Some(job))
             }
