@@ -105,7 +105,7 @@ fn is_here(text: &str) -> bool {
     let looks_like_path = text.contains(std::path::is_separator)
         || [".safetensors", ".gguf", ".toml"].iter().any(|end| text.ends_with(end));
     match models::resolve(Some(Path::new(text))) {
-        Ok(ModelLocation::BuiltIn | ModelLocation::Named { .. }) => true,
+        Ok(ModelLocation::BuiltIn | ModelLocation::BuiltInBase | ModelLocation::Named { .. }) => true,
         Ok(ModelLocation::Path(_)) => looks_like_path,
         Err(_) => false,
     }
