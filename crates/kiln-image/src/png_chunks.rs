@@ -42,6 +42,11 @@ pub(crate) fn chunks(bytes: &[u8]) -> impl Iterator<Item = Chunk<'_>> {
     })
 }
 
+/// Whether the file has its last chunk.
+pub(crate) fn is_complete(bytes: &[u8]) -> bool {
+    chunks(bytes).any(|chunk| &chunk.kind == b"IEND")
+}
+
 /// The file as the decoder gets it: pixels, and what may hold the orientation.
 pub(crate) fn for_decoding(bytes: &[u8]) -> Cow<'_, [u8]> {
     if chunks(bytes).all(|chunk| PIXELS.contains(&&chunk.kind)) {

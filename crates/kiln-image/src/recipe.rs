@@ -60,7 +60,11 @@ pub fn read_parameters(bytes: &[u8]) -> Result<Option<String>> {
 /// Finds a text before the pixels or, as programs that rewrite images often have it, behind them.
 fn png_text(bytes: &[u8], keyword: &str) -> Result<FoundText, String> {
     Header::read(ImageFormat::Png, bytes)?;
-    Ok(png_chunks::text(bytes, keyword, MAX_TEXT))
+    match png_chunks::text(bytes, keyword, MAX_TEXT) {
+        // It may have been behind the pixels.
+        None if !png_chunks::is_complete(bytes) => Err("the file ends too early".into()),
+        found => Ok(found),
+    }
 }
 
 impl Error {

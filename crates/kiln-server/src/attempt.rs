@@ -232,7 +232,7 @@ impl JobAttempt {
         };
         let stored = files.put(FileKind::Image, &row.file, &bytes).and_then(|()| ledger.save_image(&row));
         if let Err(error) = stored {
-            files.remove(FileKind::Image, &row.file);
+            files.discard_image(&row.file);
             return Err(JobError::server("storage", error.to_string()));
         }
         self.server.metrics.image_saved(bytes.len(), finished.steps);

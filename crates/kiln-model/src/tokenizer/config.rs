@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::MAX_TOKENS;
 use super::byte_level::ByteLevelTokenizer;
 use super::chat_template::SpecialTokens;
 use super::template::Side;
+
+/// Largest number of tokens of a prompt, as trained.
+pub const MAX_TOKENS: usize = 512;
 
 /// The fields of `tokenizer_config.json` that matter here.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -32,12 +32,9 @@ use kiln_weights::WeightSource;
 
 use crate::{Error, Result, TextEncoderFamily};
 use byte_level::ByteLevelTokenizer;
-pub use config::TokenizerConfig;
+pub use config::{MAX_TOKENS, TokenizerConfig};
 use template::{Side, Template};
 pub use upsampling::{Conversation, system_message};
-
-/// Largest number of tokens of a prompt, as trained.
-pub const MAX_TOKENS: usize = 512;
 
 /// A model's own tokenizer, not parsed yet.
 #[derive(Clone, Debug)]

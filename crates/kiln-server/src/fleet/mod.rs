@@ -29,7 +29,8 @@
 //! *No job is lost*: a record is `queued`, `running` or final, and
 //!
 //! 1. a running job whose worker is gone becomes queued again: by a worker that receives its ticket once more, or else
-//!    by the reconciler;
+//!    by the reconciler; so does one whose worker lives and does not have it, since the answer to its claim was lost: by
+//!    that worker;
 //! 2. for every model there are, sooner or later, as many tickets that workers can get as unfinished jobs. A worker
 //!    removes a ticket only if its job has ended, or if no job of the model is queued, with all records known that were
 //!    written before (it writes a record itself and waits until it sees that). Whatever else becomes of tickets, with

@@ -452,6 +452,34 @@ impl Tickets {
         Ok(())
     }
 
+    /// Returns jobs to the queue that name this worker although it does not have them: the answer to its claim was lost, and
+    /// so was the ticket whose redelivery would have shown that. `unheld` holds the records of such jobs by key and revision,
+    /// and since when.
+    pub(super) fn return_unheld(&self, unheld: &mut HashMap<(String, u64), Instant>) -> Result<()> {
+        let jobs: Vec<KnownJob> = self.replica.state().jobs.values().cloned().collect();
+        let is_unheld = |job: &&KnownJob| {
+            let is_own = job.record.worker.as_deref() == Some(self.link.id.as_str());
+            job.record.state == JobState::Running && is_own && !lock(&self.held).contains_key(&job.record.id)
+        };
+        let mut since = HashMap::new();
+        for job in jobs.iter().filter(is_unheld) {
+            let key = (JobRecord::record_key(&job.record.id), job.revision);
+            let first = unheld.get(&key).copied().unwrap_or_else(Instant::now);
+            since.insert(key, first);
+            if first.elapsed() > self.link.config.ack_wait {
+                let mut returned = JobRecord::clone(&job.record);
+                rules::give_back(&mut returned);
+                tracing::warn!(
+                    job = returned.id,
+                    "returning a job that was claimed without this worker's knowledge"
+                );
+                self.update(&returned, job.revision)?;
+            }
+        }
+        *unheld = since;
+        Ok(())
+    }
+
     /// Tells the stream that a job, or every held one, is in progress.
     pub(super) fn in_progress(&self, job: Option<&str>) {
         let held: Vec<HeldTicket> = match job {

@@ -187,9 +187,13 @@ impl FleetWorker {
         thread("announcing").spawn(move || announcer.run(&server, |_| {}))?;
         let (tickets, server) = (Arc::downgrade(&self.tickets), self.server.downgrade());
         let pause = self.tickets.link.config.ack_wait / 3;
+        let mut unheld = HashMap::new();
         thread("in progress").spawn(move || {
             while let (Some(tickets), Some(server)) = (tickets.upgrade(), server.upgrade()) {
                 tickets.in_progress(None);
+                if let Err(error) = tickets.return_unheld(&mut unheld) {
+                    tracing::warn!(%error, "can't return a job");
+                }
                 tickets.update_capabilities(&server);
                 drop((tickets, server));
                 std::thread::sleep(pause);

@@ -135,6 +135,11 @@ pub(crate) trait Files: Send + Sync {
     fn path(&self, kind: FileKind, name: &str) -> Result<Option<PathBuf>>;
 
     fn remove(&self, kind: FileKind, name: &str);
+
+    /// Removes the file of an image whose row could not be written, unless it may belong to another one, too.
+    fn discard_image(&self, name: &str) {
+        self.remove(FileKind::Image, name);
+    }
 }
 
 /// The server alone: everything in its own database and folder.

@@ -56,7 +56,7 @@ async fn hostile_recipes_are_refused_in_few_words() {
         "model": { "path": "large", "variant": "klein", "transformer": "aa" }, "dtype": "f32", "backend": "cpu",
     });
     let long = "<script>alert(1)</script>".repeat(20_000);
-    let lora = json!({ "name": "<script>", "weight": 1e300 });
+    let lora = |weight: f64| json!({ "name": "<script>", "weight": weight });
     let nested = "[".repeat(100_000);
     let many = vec![json!({ "path": "/x/r.png", "sha256": "00" }); 1000];
     for (field, value, words) in [
@@ -67,7 +67,8 @@ async fn hostile_recipes_are_refused_in_few_words() {
         ("steps", json!("<img src=x onerror=alert(1)>"), "invalid recipe"),
         ("schedule", json!(long), "invalid recipe: unknown variant"),
         ("model", json!(nested), "invalid recipe"),
-        ("loras", json!(vec![lora; 9]), "more images or LoRAs"),
+        ("loras", json!(vec![lora(1.0); 9]), "more images or LoRAs"),
+        ("loras", json!([lora(1e300)]), "the number 1e300 is out of range"),
         ("references", json!(many), "more images or LoRAs"),
     ] {
         let mut recipe = valid.clone();

@@ -228,6 +228,12 @@ impl Files for Objects {
         }
         self.stored.delete(object_name(kind, name));
     }
+
+    fn discard_image(&self, name: &str) {
+        // The worker that has the job now stores the same content under the same name. What belongs to nothing is deleted
+        // as an orphan.
+        self.store.remove_files(name);
+    }
 }
 
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

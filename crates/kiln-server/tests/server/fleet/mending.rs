@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::{self, Context};
+use futures_util::StreamExt;
 use kiln_server::fleet::{FleetConfig, QueueAdmin, open_gateway};
 use kiln_server::{Config, WebhookConfig};
 use serde_json::{Value, json};
@@ -81,6 +82,34 @@ async fn tickets_that_vanish_are_published_again() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     stream.purge().await.unwrap();
+    worker.generate(quick());
+    fleet.wait(&ids).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_its_worker_does_not_know_of_is_undone() {
+    let Some(fleet) = Fleet::start().await else { return };
+    let worker = fleet.worker();
+    let ids = fleet.submit(1).await;
+    // As after a claim whose answer was lost: the record names the worker, and the ticket is gone, too.
+    let records = fleet.js.get_key_value(fleet.name("STATE")).await.unwrap();
+    let read = async |key: String| records.get(key).await.unwrap();
+    let mut node = None;
+    let mut keys = records.keys().await.unwrap();
+    while let Some(key) = keys.next().await {
+        let key = key.unwrap();
+        let Some(id) = key.strip_prefix("node.").map(str::to_owned) else { continue };
+        let record = read(key).await.map(|value| serde_json::from_slice::<Value>(&value).unwrap());
+        if record.is_some_and(|record| record["worker"] == true) {
+            node = Some(id);
+        }
+    }
+    let key = format!("job.{}", ids[0]);
+    let mut job: Value = serde_json::from_slice(&read(key.clone()).await.unwrap()).unwrap();
+    assert_eq!(job["state"], "queued");
+    (job["state"], job["worker"]) = ("running".into(), node.expect("the worker has announced itself").into());
+    records.put(key, job.to_string().into()).await.unwrap();
+    fleet.js.get_stream(fleet.name("JOBS")).await.unwrap().purge().await.unwrap();
     worker.generate(quick());
     fleet.wait(&ids).await;
 }
@@ -273,7 +302,7 @@ fn frozen_workers_come_back_and_no_job_is_blamed() {
         worker.signal("-CONT");
     }
     let deadline = Instant::now() + Duration::from_secs(60);
-    for id in ids {
+    for id in &ids {
         loop {
             let job = ask(gateway.port, &format!("GET /v1/jobs/{id}"), "").unwrap().1;
             match job["status"].as_str() {
@@ -284,5 +313,10 @@ fn frozen_workers_come_back_and_no_job_is_blamed() {
             assert!(Instant::now() < deadline, "{job}");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+    // What a worker drops that comes back too late is what another one has stored.
+    for id in ids {
+        let (status, _) = ask(gateway.port, &format!("GET /v1/pictures/{id}-0/file"), "").unwrap();
+        assert_eq!(status, 200, "the file of job {id} is gone");
     }
 }
