@@ -88,11 +88,10 @@ class Disk:
         self.mounted = subprocess.run(mount, capture_output=True).returncode == 0
 
     def fill(self):
-        with open(self.folder / "filler", "wb") as file:
+        with open(self.folder / "filler", "wb", buffering=0) as file:
             try:
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
+                while file.write(bytes(1 << 16)):
+                    pass
             except OSError:
                 pass
 
@@ -429,7 +428,11 @@ def report(args, fleet, events, accepted, refused, jobs, numbers, started, fault
     doubled = len(set(keyed)) != len(keyed)
     silent = [id for id in accepted if id not in stuck and not fleet.webhooks.calls[id]]
     unexpected = {id: error for id, error in failed.items() if error.get("code") not in RULES}
-    ready = [fleet.ask(port, "GET", "/readyz")[0] for port in fleet.ports]
+    end = time.time() + 30
+    while (ready := [fleet.ask(port, "GET", "/readyz")[0] for port in fleet.ports]) != [200] * len(fleet.ports):
+        if time.time() > end:
+            break
+        time.sleep(0.5)
     result = {
         "seed": args.seed,
         "nodes": args.nodes,

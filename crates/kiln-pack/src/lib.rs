@@ -16,8 +16,11 @@ use std::path::Path;
 /// The strongest compression. It takes a fraction of a second for the texts of this program.
 const LEVEL: u8 = 10;
 
+/// The name and the content of a file.
+pub type NamedFile = (String, Vec<u8>);
+
 /// Compresses files, given as names and contents.
-pub fn pack(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub fn pack(files: &[NamedFile]) -> Vec<u8> {
     let mut all = Vec::new();
     for (name, contents) in files {
         all.extend_from_slice(format!("{name}\0{}\0", contents.len()).as_bytes());
@@ -38,7 +41,7 @@ pub fn unpack(packed: &[u8]) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Compresses each file by itself, so that [`gzipped`] can hand it on without compressing it again.
-pub fn pack_gzip(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub fn pack_gzip(files: &[NamedFile]) -> Vec<u8> {
     let mut all = Vec::new();
     for (name, contents) in files {
         let packed = gzip(contents);
@@ -103,7 +106,7 @@ pub fn pack_files_gzip(files: &[impl AsRef<Path>], to: &str) -> std::io::Result<
 fn write_packed(
     files: &[impl AsRef<Path>],
     to: &str,
-    pack: fn(&[(String, Vec<u8>)]) -> Vec<u8>,
+    pack: fn(&[NamedFile]) -> Vec<u8>,
 ) -> std::io::Result<()> {
     let folder = |name: &str| std::env::var_os(name).unwrap_or_default();
     let mut contents = Vec::new();

@@ -469,7 +469,9 @@ impl TrainingScenario for SmallMoments {
         let zeros = |book: &CodeBook| b.upload_quantized(&Quantized8::zeros(n, book.code(0.0)));
         let (mut m, mut v) = (zeros(CodeBook::signed())?, zeros(CodeBook::unsigned())?);
         for step in 1..=3 {
-            let scale = |i: usize| if i % 7 == 0 { 0.0 } else { 10f32.powf(-((i * 37 % 101) as f32) / 20.0) };
+            let scale = |i: usize| {
+                if i.is_multiple_of(7) { 0.0 } else { 10f32.powf(-((i * 37 % 101) as f32) / 20.0) }
+            };
             let draws = t.draw(NORMAL, [n]);
             let grad = draws.to_f32()?.iter().enumerate().map(|(i, v)| scale(i) * (2.0 + v.abs())).collect();
             let grad = b.upload(&HostTensor::from_f32([n], grad)?, DType::F32)?;

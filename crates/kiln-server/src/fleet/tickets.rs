@@ -170,16 +170,21 @@ impl Tickets {
         }
     }
 
-    /// Pulls tickets for jobs that fit into one batch, up to `room` images.
-    pub(super) fn claim_batch(&self, model: &str, key: &str, mut room: u32) -> Result<Vec<Arc<JobRecord>>> {
+    /// Pulls tickets for jobs that fit into one batch, up to `room` images. After an error there may be fewer jobs; they are
+    /// claimed and have to be run.
+    pub(super) fn claim_batch(&self, model: &str, key: &str, mut room: u32) -> Vec<Arc<JobRecord>> {
         let mut jobs = Vec::new();
         while room > 0 && self.choose(model, Wanted::Batch(key, room)).is_some() {
-            let Some(message) = self.pull(model, false)? else { break };
+            let pulled = self.pull(model, false).unwrap_or_else(|error| {
+                tracing::warn!(%error, "can't pull tickets for a batch");
+                None
+            });
+            let Some(message) = pulled else { break };
             let Some(job) = self.use_ticket(model, message, Wanted::Batch(key, room)) else { break };
             room = room.saturating_sub(crate::work::image_count(&job.request));
             jobs.push(job);
         }
-        Ok(jobs)
+        jobs
     }
 
     /// Claims a job with a ticket, or releases the ticket.

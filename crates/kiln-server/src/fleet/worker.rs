@@ -612,12 +612,8 @@ impl Ledger for Arc<WorkerLedger> {
         let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) else { return };
         let known = self.tickets.replica.state().jobs.get(&first.id).map(|known| Arc::clone(&known.record));
         let Some(job) = known.filter(|_| room > 0 && !first.run_alone) else { return };
-        match self.tickets.claim_batch(&job.model, &batch_key(&job.request), room) {
-            Ok(jobs) => {
-                jobs.iter().for_each(|job| enqueue_claimed(&server, &self.tickets, job, &Mutex::default()))
-            }
-            Err(error) => tracing::warn!(%error, "can't pull tickets for a batch"),
-        }
+        let jobs = self.tickets.claim_batch(&job.model, &batch_key(&job.request), room);
+        jobs.iter().for_each(|job| enqueue_claimed(&server, &self.tickets, job, &Mutex::default()));
     }
 
     fn metrics(&self, out: &mut String) {

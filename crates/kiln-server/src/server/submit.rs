@@ -106,6 +106,11 @@ impl Server {
             let earlier = self.queue().live.insert_new(&live);
             if let Some(earlier) = earlier {
                 self.release_slot(&client);
+                // Not accepted yet, and it may fail.
+                if self.store.job(&live.id).map_err(SubmitError::Store)?.is_none() {
+                    let reason = "a request with this key is being submitted; try again";
+                    return Err(SubmitError::Store(StoreError::Queue(reason.into())));
+                }
                 let same = earlier.fingerprint == live.fingerprint;
                 return Err(SubmitError::Repeated(same.then(|| live.id.clone())));
             }

@@ -68,7 +68,8 @@ fn with(rule: DoraRule, adapters: &[(Kind, f32)]) -> Matrix {
 #[test]
 fn the_diffusers_rule_is_pefts() {
     use Kind::{Dora, Lora};
-    let cases: [(&[(Kind, f32)], [f32; 12]); 7] = [
+    type Stack = &'static [(Kind, f32)];
+    let cases: [(Stack, [f32; 12]); 7] = [
         (
             &[(Dora, 1.0)],
             [

@@ -33,7 +33,7 @@ fn keys_follow_the_encoders_files_settings_and_tokenizer() {
     let path = |name: &str| folder.path().join("model").join(name);
     copy(checkpoint.path(), &folder.path().join("model"));
     let keys = || -> (Key, Key) {
-        let model = Model::open(&folder.path().join("model")).unwrap();
+        let model = Model::open(folder.path().join("model")).unwrap();
         let cache = Cache::new(folder.path().join("cache"));
         let encoders = Encoders::new(&model, "cpu", DType::F32, &cache).unwrap();
         let size = PictureSize::Reference(64);
