@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kiln_base::hex;
 use kiln_engine::Request;
@@ -15,6 +15,9 @@ use crate::live::{Api, LiveJob};
 use crate::priority::Priority;
 use crate::store::{IdempotencyKey, JobRow, JobState, StoreError};
 use crate::traces::{Span, SpanKind, TraceContext};
+
+/// How long a repeated request waits until the first one is accepted.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A job to accept.
 pub(crate) struct NewJob {
@@ -106,9 +109,8 @@ impl Server {
             let earlier = self.queue().live.insert_new(&live);
             if let Some(earlier) = earlier {
                 self.release_slot(&client);
-                // Not accepted yet, and it may fail.
-                if self.store.job(&live.id).map_err(SubmitError::Store)?.is_none() {
-                    let reason = "a request with this key is being submitted; try again";
+                if !self.is_accepted(&live.id).map_err(SubmitError::Store)? {
+                    let reason = "an earlier request with this key was not accepted; try again";
                     return Err(SubmitError::Store(StoreError::Queue(reason.into())));
                 }
                 let same = earlier.fingerprint == live.fingerprint;
@@ -149,6 +151,20 @@ impl Server {
         }
         self.end_unstarted(&live, stopping_error());
         Err(SubmitError::Stopping)
+    }
+
+    /// Whether a job is stored that another request submits just now; waits for that. Blocks.
+    fn is_accepted(&self, id: &str) -> Result<bool, StoreError> {
+        let until = Instant::now() + ACCEPT_TIMEOUT;
+        loop {
+            if self.store.job(id)?.is_some() {
+                return Ok(true);
+            }
+            if self.live(id).is_none() || Instant::now() > until {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn trace_submission(&self, live: &LiveJob, parent: Option<TraceContext>, started: Instant) {
