@@ -113,7 +113,8 @@ fn another_chat_template_is_followed_and_its_own_file_comes_first() {
 fn tokens_that_only_the_configuration_has_are_refused_by_name() {
     let new =
         json!({ "content": " fox", "lstrip": false, "normalized": false, "rstrip": false, "special": true });
-    let cases: [(&dyn Fn(&mut Value), &str); 6] = [
+    type Change<'a> = &'a dyn Fn(&mut Value);
+    let cases: [(Change<'_>, &str); 6] = [
         (
             &|c| c["added_tokens_decoder"]["900"] = new.clone(),
             "added_tokens_decoder of tokenizer_config.json has `900:  fox`",
