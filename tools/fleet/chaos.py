@@ -428,6 +428,7 @@ def report(args, fleet, events, accepted, refused, jobs, numbers, started, fault
     doubled = len(set(keyed)) != len(keyed)
     silent = [id for id in accepted if id not in stuck and not fleet.webhooks.calls[id]]
     unexpected = {id: error for id, error in failed.items() if error.get("code") not in RULES}
+    unexpected |= {id: "cancelled by nobody" for id in accepted if jobs.get(id, {}).get("status") == "cancelled"}
     end = time.time() + 30
     while (ready := [fleet.ask(port, "GET", "/readyz")[0] for port in fleet.ports]) != [200] * len(fleet.ports):
         if time.time() > end:
@@ -442,6 +443,7 @@ def report(args, fleet, events, accepted, refused, jobs, numbers, started, fault
         "states": dict(states),
         "stuck": stuck,
         "failed": failed,
+        "unexpected": unexpected,
         "wrong": wrong,
         "webhooks_missing": silent,
         "webhooks_repeated": sum(count - 1 for count in fleet.webhooks.calls.values()),

@@ -418,6 +418,12 @@ impl Tickets {
         let mut ended = true;
         let is_aside = end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str()));
         let changed = self.change_own(&end.id, |job| {
+            // An attempt that ended because another worker took the job, which this one has claimed again since.
+            if end.state == JobState::Cancelled && !job.cancel && !job.stop_at_preview {
+                ended = false;
+                rules::give_back(job);
+                return Ok(true);
+            }
             job.notes.clone_from(&end.notes);
             job.error.clone_from(&end.error);
             job.finished = Some(end.finished);
