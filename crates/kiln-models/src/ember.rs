@@ -52,7 +52,7 @@ pub fn file() -> Option<&'static [u8]> {
     include_aligned!("ember.safetensors")
 }
 
-/// Returns the difference of [`BASE`] from [`file`], a safetensors file.
+/// Returns the difference of [`BASE`] from [`file()`], a safetensors file.
 #[cfg(feature = "ember")]
 pub fn base_file() -> Option<&'static [u8]> {
     include_aligned!("ember-base.safetensors")
