@@ -3,8 +3,8 @@
 A scene is a vector of 35 numbers (see `scenes.py`): four objects of seven (image, hue turn, effect, scale, x, y, flip) and a
 background of seven (kind, first colour, second colour). Everything here runs on the CPU in worker processes.
 
-A caption that names the style fixes the image. Where it names none, the image varies in style, place, size and direction, and without
-a named background also in that: so other seeds give other images.
+A caption fixes the image: a name stands for one item, no style means 3d, no place the middle. Only a background that no caption names varies, so
+other seeds give other ones. Whatever else varies without a word for it, four steps draw as the mean of its variants.
 """
 
 import random
@@ -14,8 +14,8 @@ import numpy as np
 import groups
 from config import STYLES
 from data import Library, load_tokenizer, token_ids
-from groups import HALF, article
-from names import ADJECTIVES, BASIC_COLOURS, COLOUR_ALIASES, COLOUR_WORDS, COLOURS, HELD_OUT, HUES, STYLE_WORDS
+from groups import HALF, LAND, NIGHT, article
+from names import ADJECTIVES, BASIC_COLOURS, COLOUR_ALIASES, COLOUR_WORDS, COLOURS, HELD_OUT, HUES, LANDSCAPES, STYLE_WORDS
 
 OBJECTS = 4
 SCENE_SIZE = 7 * OBJECTS + 7
@@ -30,9 +30,11 @@ CORNERS = (
     (-.25, -.25, "in the top left corner"), (.25, -.25, "in the top right corner"),
     (-.25, .25, "in the bottom left corner"), (.25, .25, "in the bottom right corner"),
 )
-FLIPPED_GROUPS = (1, 3, 4, 5, 6)
 # share of the captions; the rest are single objects
-MIX = ((.24, groups.two_objects), (.07, groups.several), (.08, groups.landscape), (.04, groups.effect), (.02, groups.empty), (.05, groups.emoji))
+MIX = ((.19, groups.two_objects), (.19, groups.related), (.14, groups.several), (.10, groups.landscape), (.03, groups.effect), (.01, groups.empty))
+# backgrounds where a caption names none, besides white
+UNNAMED = ("light blue", "light green", "lavender", "light grey", "mint", "peach", "beige", "pink", "yellow", "cyan")
+TYPOS = .03
 
 
 def fix_articles(text):
@@ -41,6 +43,10 @@ def fix_articles(text):
         if word in ("a", "an"):
             words[k] = "an" if words[k + 1][0] in "aeiou" else "a"
     return " ".join(words)
+
+
+def rgb(colour):
+    return [v / 255 for v in COLOURS[colour]]
 
 
 class Writer:
@@ -75,12 +81,19 @@ class Writer:
             name = r.choice(item["rare"])
         else:
             name = item["label"]
+        if len(name) > 4 and r.random() < TYPOS:
+            name = self.misspelt(name)
         if colour:
             words = name.split()
             if len(words) > 1 and words[0] in COLOUR_WORDS:
                 name = " ".join(words[1:])
             name = colour + " " + name
         return name
+
+    def misspelt(self, name):
+        """Returns the name with one letter missing, doubled, or swapped with the next."""
+        r, k = self.random, self.random.randrange(1, len(name) - 1)
+        return r.choice([name[:k] + name[k + 1:], name[:k] + name[k] + name[k:], name[:k] + name[k + 1] + name[k] + name[k + 2:]])
 
     def hue(self, item, style, chance):
         """Returns a colour for the object, or None. Never a held-out pair."""
@@ -118,8 +131,12 @@ class Writer:
                     kind, phrase = CHECKERS, f"{a} and {b} checkered"
             if any((item["hex"], "bg", colour) in HELD_OUT for item in items for colour in (first, second)):
                 continue
-            jitter = lambda colour: [min(255, max(0, v + r.randint(-7, 7))) / 255 for v in COLOURS[colour]]
-            return [kind] + jitter(first) + jitter(second), phrase
+            return [kind] + rgb(first) + rgb(second), phrase
+
+    def unnamed(self, *items):
+        """Returns a background for a caption that names none."""
+        colours = [c for c in UNNAMED if not any((item["hex"], "bg", c) in HELD_OUT for item in items)]
+        return WHITE if self.random.random() < .6 else [SOLID] + rgb(self.random.choice(colours)) * 2
 
     def object(self, index, style, hue=None, scale=None, x=None, y=None, flip=0):
         r = self.random
@@ -167,24 +184,17 @@ class Writer:
         """Returns (scene, caption) of a lone thing that the caption describes completely: nothing varies but the wording."""
         return self._one_object(plain=True)
 
-    def may_flip(self, item):
-        """Whether a mirrored image still shows the thing: not signs, clocks, or what points left or right."""
-        return item["group"] in FLIPPED_GROUPS and item["sub"] != "time" and not {"left", "right"} & set(item["label"].split())
-
-    def variant(self, item):
-        """Returns place, size and direction where the caption names none. Shifts are whole tokens of a 256-pixel image."""
-        r = self.random
-        scale = r.choices((.85, .7, BIG), (.7, .15, .15))[0]
-        room = 0 if scale > .9 else 1
-        return dict(scale=scale, x=r.choice((-1, 0, 0, 1)) * room / 16, y=r.choice((-1, 0, 0, 1)) * room / 16, flip=int(self.may_flip(item) and r.random() < .4))
+    def default_style(self, *items):
+        """Returns the style of a caption that names none; None if the items have none in common."""
+        return next((s for s in STYLES if all(s in item["ids"] for item in items)), None)
 
     def _one_object(self, plain=False):
         r = self.random
         index = self.pick()
         item = self.library.items[index]
-        unstyled = not plain and r.random() < 0.25
-        wanted = ("3d" if r.random() < .75 else "flat") if unstyled else r.choice(STYLES)
-        style = wanted if wanted in item["ids"] else next(iter(item["ids"]))
+        unstyled = r.random() < .4
+        wanted = r.choice(STYLES)
+        style = wanted if wanted in item["ids"] and not unstyled else self.default_style(item)
         hue, natural = self.hue(item, style, .15 if plain else .27), item["dom"].get(style)
         colour = hue or (natural["name"] if natural and natural["ok"] and r.random() < .3 else None)
         size, word, place, where = 1 if plain else r.random(), "", MIDDLE, ""
@@ -195,17 +205,15 @@ class Writer:
         elif size < .15:
             x, y, where = r.choice(CORNERS)
             place, word = dict(scale=SMALL, x=x, y=y), "small" if r.random() < .6 else ""
-        elif unstyled:
-            place = self.variant(item)
         elif item["group"] not in (0, 8) and r.random() < .12:
             word = r.choice(ADJECTIVES)
         name = self.name(item, colour)
         if r.random() < .06 and item["tags"]:
             name += ", " + r.choice([t for t in item["tags"] if t.isascii()] or [item["label"]])
         background, phrase = self.background(item)
-        silent = r.random() < (.4 if unstyled else .05 if plain else .13)
-        if silent and r.random() < (.35 if unstyled else .6):
-            background = WHITE
+        silent = r.random() < (.4 if unstyled else .1)
+        if silent:
+            background = WHITE if plain else self.unnamed(item)
         if unstyled:
             core = r.choice([f"a {word} {name}", f"a {word} {name}", f"{word} {name}", f"{word} {name}", f"an emoji of a {word} {name}", f"a picture of a {word} {name}", f"an image of a {word} {name}", f"draw a {word} {name}", f"the {word} {name}"])
         else:
@@ -251,10 +259,19 @@ class Writer:
         style = r.choice(list(item["ids"]))
         hue = self.hue(item, style, .15)
         background, _ = self.background(item)
-        thing = self.object(index, style, hue)
+        # half of the references are placed as this model places things
+        thing = self.object(index, style, hue, **(MIDDLE if r.random() < .5 else {}))
         source = self.scene([thing], background)
         it = r.choice(["it", "it", "the " + self.name(item), "this", "the image", "the object"])
+        if r.random() < .16:
+            return self._add(index, style, hue, background)
         x = r.random()
+        if x < .05:
+            kind, sky, ground, phrases = r.choice(LANDSCAPES)
+            if any((item["hex"], "bg", c) in HELD_OUT for c in (sky, ground)):
+                return None
+            text = r.choice([f"put {it} {r.choice(phrases)}", f"{r.choice(phrases)}", f"make the background {r.choice(phrases).split(' ', 1)[1]}"])
+            return source, self.scene([thing], [(NIGHT if kind == "night" else LAND) + groups.HORIZON] + rgb(sky) + rgb(ground)), text
         if x < .30:
             target, phrase = self.background(item)
             phrase = phrase.replace(" background", "")
@@ -300,6 +317,22 @@ class Writer:
         name = self.name(items[other])
         text = r.choice([f"replace {it} with {article(name)}", f"change {it} to {article(name)}", f"turn {it} into {article(name)}", f"swap {it} for {article(name)}"])
         return source, self.scene([dict(thing, index=other, hue=None)], background), text
+
+    def _add(self, index, style, hue, background):
+        """Adds a second thing to a lone one, or removes it."""
+        r, items = self.random, self.library.items
+        arrangement = r.choice(groups.ADDITIONS)
+        second = groups.pick_second(self, arrangement, index, style)
+        if second is None or any((items[second]["hex"], "bg", c) in HELD_OUT for c in COLOURS):
+            return None
+        pair = groups.arranged(self, arrangement, (index, second), style, (hue, None))
+        alone = self.object(index, style, hue, **MIDDLE)
+        name = r.choice(groups.HAT_WORDS) if items[second]["label"] == groups.HATS[0] and r.random() < .5 else self.name(items[second])
+        before, after = self.scene([alone], background), self.scene(pair, background)
+        if r.random() < .2:
+            return after, before, r.choice([f"remove the {name}", f"take away the {name}", f"delete the {name}", f"without the {name}"])
+        text = r.choice(groups.ADDED[arrangement]).format(article(name), it=r.choice(["it", "the " + self.name(items[index])]))
+        return before, after, text
 
     def edit_two(self):
         """Returns (first reference, second reference, target scene, instruction)."""

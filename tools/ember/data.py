@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from config import PAD_TOKEN, STYLES, TEMPLATE, TEXT_TOKENS
-from names import EXTRA_NAMES
+from names import EXTRA_NAMES, SYNONYMS
 
 
 class Library:
@@ -21,7 +21,7 @@ class Library:
         with open(os.path.join(folder, "meta.json")) as file:
             metas = json.load(file)
         tags = Counter(tag for meta in metas for tag in set(meta["tags"]))
-        labels = {meta["label"] for meta in metas}
+        owners = self._owners(metas, tags)
         for meta in metas:
             if only and meta["hex"] not in only:
                 continue
@@ -32,20 +32,34 @@ class Library:
                     self.pictures.append((style, *meta["img"][style]))
             if not ids:
                 continue
-            # a name that is another item's label is used for that item only: "tiger" is never the tiger face
-            own = lambda names: [name for name in names if name == meta["label"] or name not in labels]
-            plain = own(EXTRA_NAMES.get(meta["label"], []))
-            rare = own(t for t in meta["tags"] if tags[t] <= 2 and len(t) > 2 and t.isascii() and t not in plain)
-            self.items.append(dict(meta, ids=ids, alt=own(meta["alt"]), plain=plain, rare=rare))
+            own = lambda names: [name for name in dict.fromkeys(names) if owners.get(name) == meta["label"]]
+            plain = own(EXTRA_NAMES.get(meta["label"], []) + SYNONYMS.get(meta["label"], []))
+            alt = own(name for name in meta["alt"] if name not in plain)
+            rare = own(tag for tag in meta["tags"] if tag not in plain + alt)
+            self.items.append(dict(meta, ids=ids, alt=alt, plain=plain, rare=rare))
         self.by_hex = {item["hex"]: k for k, item in enumerate(self.items)}
         weights = np.array([self._weight(item) for item in self.items])
         self.cumulative = np.cumsum(weights / weights.sum())
 
     @staticmethod
+    def _owners(metas, tags):
+        """Returns name -> label, so that no name stands for two images, which a model would average: labels first, then everyday words, other names, and tags of one item."""
+        owners = {meta["label"]: meta["label"] for meta in metas}
+        for words in (EXTRA_NAMES, SYNONYMS):
+            for label, names in words.items():
+                for name in names:
+                    owners.setdefault(name, label)
+        for names in (lambda m: m["alt"], lambda m: [t for t in m["tags"] if tags[t] == 1 and len(t) > 2 and t.isascii()]):
+            for meta in metas:
+                for name in names(meta):
+                    owners.setdefault(name, meta["label"])
+        return owners
+
+    @staticmethod
     def _weight(item):
-        """Sampling weight of an item. Higher for people and signs, which have many near-duplicates, and for objects with plain names, which users ask for most."""
-        weight = {1: 1.3, 8: 1.3}.get(item["group"], 1.0)
-        return weight * (1.3 if item["plain"] else 1.0)
+        """Sampling weight of an item. Higher for people, who have many near-duplicates, and for objects with plain names, which users ask for most."""
+        weight = {1: 1.2}.get(item["group"], 1.0)
+        return weight * (1.7 if item["plain"] else 1.0)
 
     def with_style(self, style):
         return [k for k, item in enumerate(self.items) if style in item["ids"]]

@@ -48,6 +48,27 @@ def difference(parent, child, name):
     return (new - old).reshape(-1).view(np.uint8).reshape(-1, width).T.tobytes()
 
 
+def rebuild(parent, delta):
+    """Reverses `main`: returns name -> array of the child's transformer, without the prefix."""
+    parent, (header, metadata, data, _) = read(parent), read(delta)
+    stream = np.frombuffer(zlib.decompress(data[slice(*header["difference"]["data_offsets"])]), np.uint8)
+    names = sorted(name for name in parent[0] if name.startswith(PREFIX))
+    out, at = {}, 0
+    for name in sorted(names, key=lambda name: parent[0][name]["dtype"] == "I8"):
+        old = tensor(parent, name)
+        part, at = stream[at:at + old.nbytes], at + old.nbytes
+        if old.dtype == np.int8:
+            ratio = tensor(parent, f"{name}_scale").view(np.float32) / out[f"{name}_scale"].view(np.float32)
+            scaled = np.clip(np.round(old.astype(np.float32) * ratio.reshape(-1, 1)), -127, 127).astype(np.int8)
+            out[name] = scaled + part.view(np.int8).reshape(old.shape)
+        else:
+            planes = np.ascontiguousarray(part.reshape(old.dtype.itemsize, -1).T)
+            out[name] = old + planes.view(old.dtype).reshape(old.shape)
+    result = hashlib.sha256(b"".join(out[name].tobytes() for name in names)).hexdigest()
+    assert result == json.loads(metadata["kiln.delta"])["result"], "another parent"
+    return {name[len(PREFIX):]: value for name, value in out.items()}
+
+
 def main(parent, child, out, card=None):
     parent, child = read(parent), read(child)
     names = sorted(name for name in child[0] if name.startswith(PREFIX))

@@ -2,7 +2,8 @@
 
 For each of klein's four segments the student learns the mean velocity of the guided teacher's path across it, so that one
 Euler step ends where the teacher's many steps do. An edit has one right result: there, less guidance and fewer teacher steps come closer
-to it. Half of the inputs come from the student's own earlier steps. The text encoder is not trained.
+to it. Half of the inputs come from the student's own earlier steps. Where the caption fixes the image, half of those learn the way to that image instead of
+the teacher's, which repairs what the steps before did wrong. In the second half, a critic sharpens what the last step draws. The text encoder is not trained.
 """
 
 import copy
@@ -13,15 +14,17 @@ import time
 import torch
 import torch.nn.functional as F
 
+import critic
 import net
 from optim import Optimiser, Recorder
 from session import Shape, load_parts, save_parts, shape, sigmas
 from train import POOLS
+from vae import patchify, unpatchify
 
 MATRIX_RATE, OTHER_RATE, EMA, EMA_EVERY = 4e-4, 3e-4, 0.998, 2
-GUIDANCE, EDIT_GUIDANCE = 2.5, 1.5   # a reference image already determines most of what guidance would enforce
+GUIDANCE, EDIT_GUIDANCE = 2.0, 1.5   # a reference image already determines most of what guidance would enforce
 STEPS = 4
-SUBSTEPS, EDIT_SUBSTEPS = (2, 2, 3, 6), (2, 2, 2, 3)   # of the teacher, per segment
+SUBSTEPS, EDIT_SUBSTEPS = (2, 2, 3, 4), (2, 2, 2, 3)   # of the teacher, per segment
 SEGMENT_SHARES = (.2, .2, .25, .35)
 SAVE_EVERY = 150
 
@@ -37,12 +40,12 @@ PHASE_C = (
 )
 TOKENS = 62_000
 PHASE_C_SIZES = tuple((share, shape(kind, width, height, POOLS[kind, width, height], TOKENS)) for share, kind, width, height in (
-    (.20, "plain", 256, 256), (.14, "text", 256, 256), (.20, "edit", 256, 256), (.06, "edit2", 256, 256), (.02, "edit", 192, 192), (.02, "edit", 320, 208),
-    (.03, "text", 128, 128), (.05, "text", 192, 192), (.02, "text", 224, 224), (.05, "text", 320, 320), (.05, "text", 384, 384), (.03, "text", 448, 448),
-    (.05, "text", 512, 512), (.03, "text", 320, 208), (.03, "text", 208, 320), (.025, "text", 384, 256), (.025, "text", 256, 384), (.015, "text", 480, 320),
-    (.015, "text", 320, 480), (.03, "text", 336, 192), (.03, "text", 192, 336), (.02, "text", 448, 256), (.02, "text", 256, 448), (.025, "text", 512, 288),
-    (.025, "text", 288, 512),
+    (.26, "plain", 256, 256), (.20, "text", 256, 256), (.12, "edit", 256, 256), (.04, "edit2", 256, 256), (.01, "edit", 192, 192), (.01, "edit", 384, 256),
+    (.04, "text", 384, 256), (.04, "text", 256, 384), (.04, "text", 448, 256), (.04, "text", 256, 448), (.02, "text", 336, 192), (.02, "text", 192, 336),
+    (.01, "text", 320, 208), (.01, "text", 208, 320), (.02, "text", 128, 128), (.03, "text", 192, 192), (.03, "text", 320, 320), (.03, "text", 384, 384), (.03, "text", 512, 512),
 ))
+CRITIC_FROM, CRITIC_SHARE = .45, .5   # of the phase; of the regression's gradient
+REPAIRED = .5
 
 
 class Batch:
@@ -70,6 +73,8 @@ class Distiller:
         self.optimiser = Optimiser(*net.parameters_for(self.student), session.device)
         self.record = Recorder(session.graphs, warmup=1)
         self.batches, self.loss = {}, torch.zeros(STEPS, device=session.device)
+        self.critic, self.told = critic.for_latents(session.device), torch.zeros(2, device=session.device)
+        self.sharpen = False
 
     def draw(self, shape, b):
         s = self.session
@@ -86,15 +91,27 @@ class Distiller:
         v = self.session.velocity(model, b.x, b.here, b.context, b.null, guidance, shape.grid, b.references)
         b.x.add_((b.there - b.here) * v)
 
-    def learn(self, shape, b):
+    def learn(self, shape, b, sharpen):
         target = (b.x - b.start) / (b.to - b.from_)
         t = (b.from_ + (torch.rand(shape.batch, device=b.x.device) - .5) * .006).clamp(max=1.0)
         x = b.start if b.references is None else torch.cat([b.start, b.references], 1)
         self.optimiser.zero()
-        loss = F.mse_loss(self.student(x, b.context, t, *shape.grid, shape.references).float(), target)
-        loss.backward()
+        v = self.student(x, b.context, t, *shape.grid, shape.references).float()
+        gap = v.detach() - target
+        slope = gap * (2 / gap.numel())
+        if sharpen:
+            images = lambda tokens: unpatchify(tokens.transpose(1, 2).unflatten(2, shape.grid))
+            with torch.no_grad():
+                real, fake = images(b.clean), images(b.start - b.from_ * v.detach())
+            told = self.critic.learn(real, fake)
+            change = self.critic.gradient(real, fake)
+            # the image is start − level · velocity
+            change = -b.from_ * patchify(change).flatten(2).transpose(1, 2)
+            slope = critic.mixed(slope, change, CRITIC_SHARE)
+            self.told += torch.stack([told, torch.ones_like(told)])
+        v.backward(slope)
         self.optimiser.update()
-        self.loss.scatter_add_(0, b.segment, loss.detach()[None])
+        self.loss.scatter_add_(0, b.segment, gap.square().mean()[None])
 
     def step(self, shape, generator):
         if shape not in self.batches:
@@ -103,7 +120,8 @@ class Distiller:
         segment = generator.choices(range(STEPS), SEGMENT_SHARES)[0]
         with torch.no_grad():
             self.record((shape, "draw"), lambda: self.draw(shape, b))
-            if generator.random() < .5 or segment == 0:
+            own = generator.random() < .5 or segment == 0
+            if own:
                 for k in range(segment):
                     b.here.fill_(levels[k]), b.there.fill_(levels[k + 1])
                     self.record((shape, "own"), lambda: self.advance(self.ema, 1, shape, b))
@@ -112,11 +130,18 @@ class Distiller:
             b.start.copy_(b.x)
             guidance, substeps = (EDIT_GUIDANCE, EDIT_SUBSTEPS) if shape.references else (GUIDANCE, SUBSTEPS)
             low, high, parts = levels[segment + 1], levels[segment], substeps[segment]
+            if own and segment and shape.kind != "text" and generator.random() < REPAIRED:
+                b.x.copy_(b.clean)
+                low, parts = 0.0, 0
             for k in range(parts):
                 b.here.fill_(high + (low - high) * k / parts), b.there.fill_(high + (low - high) * (k + 1) / parts)
                 self.record((shape, "teacher"), lambda: self.advance(self.teacher, guidance, shape, b))
         b.from_.fill_(high), b.to.fill_(low), b.segment.fill_(segment)
-        self.record((shape, "learn"), lambda: self.learn(shape, b))
+        sharpen = self.sharpen and segment == STEPS - 1
+        if sharpen:
+            self.learn(shape, b, True)
+        else:
+            self.record((shape, "learn"), lambda: self.learn(shape, b, False))
         return segment
 
     def run(self, seconds, table=PHASE_C, max_steps=10**9):
@@ -134,6 +159,10 @@ class Distiller:
             shape = generator.choices([x for _, x in table], [w for w, _ in table])[0]
             factor = min(1, (done + 1) / 50) * (.5 * (1 + math.cos(math.pi * min(1, elapsed / seconds))) + .02)
             self.optimiser.set_rates(MATRIX_RATE * factor, OTHER_RATE * factor)
+            if elapsed >= CRITIC_FROM * seconds and not self.sharpen:
+                self.sharpen = True
+                save_parts(self.ema.state_dict(), s.out, "soft")
+                s.log("the critic joins")
             counts[self.step(shape, generator)] += 1
             done, seen = done + 1, seen + shape.batch
             if done % EMA_EVERY == 0:
@@ -144,7 +173,9 @@ class Distiller:
             elapsed = used + time.time() - begin
             if done % 200 == 0 or done == 50:
                 means = [round(x / max(1, n), 4) for x, n in zip(self.loss.tolist(), counts)]
-                s.log(f"C step {done} loss per segment {means}, {seen / (time.time() - begin):.0f} images/s")
+                told = (self.told[0] / self.told[1].clamp_min(1)).item()
+                self.told.zero_()
+                s.log(f"C step {done} loss per segment {means}, critic right {told:.2f}, {seen / (time.time() - begin):.0f} images/s")
                 self.loss.zero_()
                 counts = [0] * STEPS
                 if not all(map(math.isfinite, means)):

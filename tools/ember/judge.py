@@ -198,9 +198,10 @@ def load(session, path):
     import net
     from pack import read_packed
 
-    model, text = net.build(session.pad, session.device)
-    for part, module in (("transformer", model), ("text_encoder", text)):
-        module.load_state_dict(read_packed(path, part))
+    state = read_packed(path, "transformer")
+    model, text = net.build(session.pad, session.device, state)
+    model.load_state_dict(state)
+    text.load_state_dict(read_packed(path, "text_encoder"))
     return model, text
 
 

@@ -38,6 +38,58 @@ EXTRA_NAMES = {
     "man": ["guy", "man's face"], "woman": ["lady", "woman's face"], "boy": ["young boy"], "girl": ["young girl"], "baby": ["little baby"], "rocket": ["space rocket", "spaceship"],
 }
 
+# official label -> more words, of plain typing: synonyms, young animals, moods that have a picture
+SYNONYMS = {
+    "dog face": ["pup", "doggy", "cute dog", "smiling dog"], "dog": ["hound"], "cat face": ["kitty cat", "cute cat", "kitten face"], "cat": ["house cat"],
+    "grinning cat": ["smiling cat", "happy cat face"], "crying cat": ["sad cat", "cat crying"], "pouting cat": ["angry cat", "mad cat"], "smiling cat with heart-eyes": ["cat in love"],
+    "cat with tears of joy": ["laughing cat"], "weary cat": ["scared cat", "tired cat"], "kissing cat": ["cat kissing"], "black cat": ["dark cat"],
+    "rabbit face": ["bunny face", "bunny rabbit", "hare"], "mouse face": ["little mouse"], "hamster": ["guinea pig"], "cow face": ["happy cow"], "ox": ["bull"], "goat": ["billy goat"],
+    "ewe": ["sheep", "lamb"], "monkey face": ["ape face", "happy monkey"], "gorilla": ["ape"], "horse face": ["pony"], "horse": ["running horse", "stallion"],
+    "pig": ["whole pig"], "pig face": ["piglet", "smiling pig"], "boar": ["wild boar", "wild pig"], "chicken": ["chicken head"], "rooster": ["cock"], "hatching chick": ["chick in an egg"],
+    "baby chick": ["chick", "baby bird"], "bird": ["blue bird", "small bird", "robin"], "black bird": ["crow", "raven"], "eagle": ["hawk", "falcon"], "duck": ["mallard", "duckling"],
+    "parrot": ["colorful bird"], "frog": ["toad"], "crocodile": ["alligator"], "lizard": ["gecko"], "sauropod": ["brontosaurus", "long neck dinosaur"], "t-rex": ["trex", "dino"],
+    "spouting whale": ["smiling whale"], "octopus": ["kraken"], "spiral shell": ["shell", "seashell"], "shrimp": ["prawn"], "bug": ["caterpillar"], "cricket": ["grasshopper"],
+    "spider web": ["cobweb", "web"], "fly": ["house fly"], "worm": ["earthworm"], "paw prints": ["paw", "paws"], "bear": ["grizzly"], "koala": ["koala bear"], "wolf": ["wolf head"],
+    "automobile": ["vehicle", "motorcar", "auto car"], "articulated lorry": ["semi truck", "tractor trailer"], "delivery truck": ["delivery van", "box truck"], "pickup truck": ["pickup", "pick up"],
+    "fire engine": ["fire truck", "firetruck"], "police car": ["cop car"], "taxi": ["cab", "yellow cab"], "bicycle": ["push bike"], "motor scooter": ["scooter", "vespa", "moped"],
+    "high-speed train": ["fast train"], "locomotive": ["steam engine", "old train"], "train": ["subway train"], "bullet train": ["white train"], "tram": ["streetcar"], "airplane": ["air plane", "aircraft", "passenger plane"],
+    "small airplane": ["propeller plane"], "helicopter": ["chopper"], "flying saucer": ["ufo", "alien ship"], "rocket": ["space ship", "rocket ship"], "satellite": ["space satellite"], "canoe": ["rowing boat", "row boat"],
+    "speedboat": ["motorboat", "fast boat"], "passenger ship": ["cruise ship"], "ship": ["ocean liner", "vessel"], "parachute": ["hang glider"],
+    "house": ["cottage", "little house"], "houses": ["village"], "derelict house": ["haunted house", "old house"], "office building": ["skyscraper", "tower block"], "castle": ["fairy tale castle"], "hut": ["cabin"],
+    "tent": ["camping tent"], "church": ["chapel"], "statue of liberty": ["liberty statue"], "ferris wheel": ["big wheel"], "fountain": ["water fountain"], "factory": ["plant with chimneys"],
+    "mountain": ["rocky peak"], "snow-capped mountain": ["snowy mountain"], "desert island": ["island", "tropical island"], "sun with face": ["smiling sun", "happy sun"], "full moon face": ["smiling moon", "moon face"],
+    "glowing star": ["shiny star", "sparkling star"], "shooting star": ["falling star"], "cloud with rain": ["rain cloud", "rainy cloud", "rain"], "cloud with lightning": ["thunder cloud", "storm cloud"], "cloud with snow": ["snow cloud"],
+    "high voltage": ["lightning", "lightning bolt", "thunderbolt"], "snowflake": ["flake of snow"], "water wave": ["wave", "ocean wave"], "globe showing europe-africa": ["globe", "world"], "milky way": ["galaxy"], "sun behind cloud": ["sun and cloud"],
+    "evergreen tree": ["conifer", "spruce"], "deciduous tree": ["big tree", "oak tree"], "potted plant": ["house plant", "plant", "plant in a pot"], "seedling": ["sprout"], "blossom": ["daisy", "yellow blossom"], "bouquet": ["bunch of flowers", "flowers"],
+    "maple leaf": ["red leaf"], "fallen leaf": ["brown leaf", "autumn leaf"], "herb": ["leaves", "green leaf", "leaf"], "mushroom": ["fly agaric"], "cactus": ["desert plant"],
+    "red apple": ["shiny apple"], "tangerine": ["orange", "clementine"], "ear of corn": ["corn", "corn cob", "maize"], "hot pepper": ["chili", "chilli pepper"], "eggplant": ["aubergine"], "leafy green": ["lettuce", "salad leaf"],
+    "potato": ["spud"], "cheese wedge": ["cheese", "piece of cheese"], "meat on bone": ["meat"], "poultry leg": ["chicken leg", "drumstick"], "cut of meat": ["steak"], "hot dog": ["hotdog"], "cooking": ["egg in a pan"], "spaghetti": ["pasta", "noodles"],
+    "baguette bread": ["baguette", "french bread"], "bread": ["toast", "white bread"], "pancakes": ["stack of pancakes"], "cookie": ["biscuit", "chocolate chip cookie"], "cupcake": ["muffin"], "chocolate bar": ["chocolate"], "candy": ["sweet", "bonbon"],
+    "custard": ["pudding", "flan"], "honey pot": ["honey", "jar of honey"], "glass of milk": ["milk"], "hot beverage": ["tea", "hot coffee", "hot drink", "cocoa"], "beer mug": ["beer", "glass of beer"], "wine glass": ["wine", "glass of wine"], "tropical drink": ["fruit cocktail"],
+    "cup with straw": ["soda", "soft drink", "lemonade"], "bottle with popping cork": ["champagne", "bottle of champagne"], "baby bottle": ["milk bottle"], "kitchen knife": ["knife"], "fork and knife": ["cutlery", "knife and fork"], "popcorn": ["bag of popcorn"],
+    "steaming bowl": ["soup", "bowl of soup"], "green salad": ["salad", "bowl of salad"], "cooked rice": ["rice", "bowl of rice"], "french fries": ["potato fries"], "soft ice cream": ["icecream", "soft serve"], "doughnut": ["pink donut"], "birthday cake": ["party cake"],
+    "mobile phone": ["cell phone", "cellphone", "iphone"], "telephone": ["old phone"], "laptop": ["laptop computer"], "desktop computer": ["monitor"], "computer mouse": ["pc mouse"], "television": ["telly"], "video game": ["playstation controller"],
+    "light bulb": ["lightbulb"], "wrapped gift": ["birthday present"], "locked": ["lock", "closed lock"], "key": ["house key"], "magnifying glass tilted left": ["loupe", "magnifier"], "scissors": ["pair of scissors"], "books": ["pile of books"],
+    "closed book": ["book", "red book"], "newspaper": ["paper"], "memo": ["note"], "pen": ["ballpoint pen"], "paintbrush": ["brush", "paint brush"], "artist palette": ["paint palette", "palette"], "money bag": ["sack of money"], "dollar banknote": ["money", "dollars", "cash"],
+    "glasses": ["pair of glasses", "spectacles", "eyeglasses"], "sunglasses": ["shades", "dark glasses"], "top hat": ["cylinder hat"], "billed cap": ["cap", "baseball cap"], "woman's hat": ["sun hat", "straw hat", "summer hat"], "graduation cap": ["mortarboard"],
+    "crown": ["gold crown", "royal crown"], "t-shirt": ["tshirt"], "jeans": ["trousers", "pants", "blue jeans"], "dress": ["blue dress"], "socks": ["pair of socks"], "gloves": ["mittens"], "running shoe": ["trainer", "sports shoe"], "high-heeled shoe": ["high heel"],
+    "woman's boot": ["boot"], "handbag": ["lady's bag"], "ring": ["diamond ring", "wedding ring"], "gem stone": ["blue diamond", "crystal"], "umbrella with rain drops": ["umbrella in the rain"], "bathtub": ["bath", "bath tub"], "couch and lamp": ["living room"],
+    "package": ["box", "parcel", "cardboard box"], "basket": ["wicker basket"], "bucket": ["pail"], "balloon": ["air balloon", "toy balloon"], "teddy bear": ["teddy", "stuffed bear"], "soccer ball": ["soccer"], "basketball": ["basket ball"], "game die": ["cube with dots"],
+    "musical keyboard": ["keyboard piano"], "drum": ["snare drum"], "violin": ["fiddle"], "trumpet": ["bugle"], "headphone": ["headphones"], "microphone": ["mic"], "alarm clock": ["red clock"], "crossed swords": ["two swords"], "dagger": ["sword", "blade"], "bow and arrow": ["bow"],
+    "hammer": ["mallet"], "wrench": ["spanner"], "screwdriver": ["screw driver"], "carpentry saw": ["saw"], "axe": ["hatchet"], "bomb": ["cartoon bomb"], "candle": ["burning candle"], "jack-o-lantern": ["carved pumpkin"], "skull": ["death's head"], "alien": ["grey alien", "et"],
+    "baby": ["infant face"], "old man": ["grandpa", "grandfather"], "old woman": ["grandma", "grandmother"], "prince": ["young king"], "princess": ["young queen"], "mage": ["wizard", "sorcerer"], "santa claus": ["santa", "father christmas"], "astronaut": ["spaceman"],
+    "cook": ["chef"], "detective": ["spy", "sherlock"], "superhero": ["hero"], "mermaid": ["sea maid"], "police officer": ["policeman", "cop"], "firefighter": ["fireman"], "health worker": ["doctor"], "teacher": ["school teacher"], "farmer": ["gardener"], "ninja": ["ninja warrior"],
+    "smiling face with smiling eyes": ["blushing face", "smile"], "grinning face": ["smiling face emoji", "happy smiley"], "face with tears of joy": ["crying laughing face"], "smiling face with heart-eyes": ["face in love", "heart eyes"],
+    "winking face": ["wink", "winking smiley"], "crying face": ["sad smiley"], "angry face": ["angry smiley"], "enraged face": ["red angry face", "furious face"], "astonished face": ["surprised face", "shocked face"], "fearful face": ["scared face", "frightened face"],
+    "sleeping face": ["asleep face", "face sleeping"], "face with medical mask": ["face with a mask", "masked face"], "nauseated face": ["sick face", "green face"], "thinking face": ["face thinking"], "clown face": ["clown"], "nerd face": ["nerd"], "cowboy hat face": ["cowboy"],
+    "partying face": ["party face"], "star-struck": ["face with star eyes"], "exploding head": ["mind blown"], "hot face": ["sweating face"], "cold face": ["freezing face"], "smiling face with horns": ["devil", "little devil"], "smiling face with halo": ["angel face"],
+}
+
+# worn on the head, and over the eyes
+HATS = ("top hat", "crown", "woman's hat", "graduation cap", "billed cap", "rescue worker's helmet", "military helmet")
+EYEWEAR = ("sunglasses", "glasses", "goggles")
+HAT_WORDS = ("hat", "nice hat", "funny hat")  # of the first
+
 # colour -> rgb
 COLOURS = {
     "white": (255, 255, 255), "black": (18, 18, 20), "grey": (140, 140, 145), "red": (220, 45, 45), "orange": (245, 140, 40), "yellow": (250, 215, 60),

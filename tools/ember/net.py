@@ -263,8 +263,30 @@ class TextEncoder(nn.Module):
         return torch.cat(states, -1)
 
 
-def build(pad, device):
-    return Transformer(**TRANSFORMER).to(device), TextEncoder(**TEXT_ENCODER, pad=pad).to(device)
+def build(pad, device, state=None):
+    """Returns both networks; with the transformer's `state`, as deep as that is."""
+    shape = dict(TRANSFORMER, single_blocks=depth(state)) if state else TRANSFORMER
+    return Transformer(**shape).to(device), TextEncoder(**TEXT_ENCODER, pad=pad).to(device)
+
+
+SINGLE = "single_transformer_blocks."
+
+
+def depth(state):
+    return 1 + max(int(name.split(".")[1]) for name in state if name.startswith(SINGLE))
+
+
+def grow(state, blocks):
+    """Returns the state of a transformer with `blocks` single blocks that computes the same: new blocks are copies, evenly between the old ones, that add nothing yet."""
+    old = depth(state)
+    out = {name: value for name, value in state.items() if not name.startswith(SINGLE)}
+    origins = [k * old // blocks for k in range(blocks)]
+    for k, origin in enumerate(origins):
+        copied = k > 0 and origins[k - 1] == origin
+        for name, value in state.items():
+            if name.startswith(f"{SINGLE}{origin}."):
+                out[f"{SINGLE}{k}." + name.split(".", 2)[2]] = torch.zeros_like(value) if copied and "to_out" in name else value.clone()
+    return out
 
 
 def parameters_for(*modules):

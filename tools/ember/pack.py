@@ -80,6 +80,15 @@ def read_packed(path, part):
         return unpacked({name[len(part) + 1:]: file.get_tensor(name) for name in file.keys() if name.startswith(part + ".")})
 
 
+def read_delta(parent, path):
+    """Returns the f32 tensors of the transformer that `delta.py` wrote as a difference from the packed file `parent`."""
+    import delta
+
+    types = {"uint32": torch.float32, "uint16": torch.bfloat16, "int8": torch.int8}
+    arrays = delta.rebuild(parent, path)
+    return unpacked({name: torch.from_numpy(value).view(types[str(value.dtype)]) for name, value in arrays.items()})
+
+
 METADATA = (
     "model_index.json", "transformer/config.json", "text_encoder/config.json", "vae/config.json", "scheduler/scheduler_config.json",
     "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",

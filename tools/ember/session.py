@@ -73,7 +73,7 @@ class Session:
         for kind, count in counts.items():
             parts = [(data, kind, SEEDS[kind] + k, min(CHUNK, count - k * CHUNK)) for k in range(math.ceil(count / CHUNK))]
             self.jobs[kind] = self.workers.map_async(captions.write_chunk, parts, chunksize=1)
-        self.scenes, self.ids, self.pools, self.vae = {}, {}, {}, None
+        self.scenes, self.ids, self.pools, self.rows, self.vae = {}, {}, {}, {}, None
         self.start = {}  # weights that training begins with: "base", "text"
         self.library = Library(data, only)
         self.tokenizer = load_tokenizer(data)
@@ -162,6 +162,7 @@ class Session:
             images = [self.encode(rows[:, k], shape.height, shape.width, seconds / rows.shape[1]) for k in range(rows.shape[1])]
             count = min(map(len, images))
             self.pools[key] = torch.stack([i[:count] for i in images]), ids[:count]
+            self.rows[key] = rows[:count, -1]
             self.sync()
             self.log(f"pool {key}: {count} in {time.time() - begin:.1f} s, std {self.pools[key][0][-1, :512].float().std():.3f}")
         return self.pools[key]

@@ -34,17 +34,14 @@ PHASE_B = (
     (.03, Shape("text", 512, 512, 64, 3_000)),
 )
 TOKENS = 82_000
-# For a run that starts from a trained model: every size and ratio, plain single things at the default size, which keep outlines crisp, and a fixed share of edits.
+# For a run that starts from a trained model: half of it at the default size, where a lone thing always has the same place; the wide and tall sizes have that size's
+# shorter side, so that things have the same pixels in them; other sizes only so much that they are not forgotten.
 PHASE_B_SIZES = tuple((share, shape(kind, width, height, pool, TOKENS)) for share, kind, width, height, pool in (
-    (.150, "plain", 256, 256, 45_000), (.140, "text", 256, 256, 45_000),
-    (.030, "text", 128, 128, 24_000), (.015, "text", 160, 160, 10_000), (.050, "text", 192, 192, 24_000), (.025, "text", 224, 224, 12_000),
-    (.020, "text", 288, 288, 6_000), (.045, "text", 320, 320, 12_000), (.045, "text", 384, 384, 9_000), (.025, "text", 448, 448, 4_000), (.045, "text", 512, 512, 5_000),
-    (.030, "text", 320, 208, 10_000), (.030, "text", 208, 320, 10_000), (.025, "text", 384, 256, 7_000), (.025, "text", 256, 384, 7_000),
-    (.015, "text", 480, 320, 3_000), (.015, "text", 320, 480, 3_000),
-    (.030, "text", 336, 192, 10_000), (.030, "text", 192, 336, 10_000), (.020, "text", 448, 256, 6_000), (.020, "text", 256, 448, 6_000),
-    (.020, "text", 512, 288, 4_000), (.020, "text", 288, 512, 4_000), (.015, "text", 288, 224, 6_000), (.015, "text", 224, 288, 6_000),
-    (.100, "edit", 256, 256, 20_000), (.040, "edit2", 256, 256, 8_000), (.015, "edit", 192, 192, 4_000), (.015, "edit", 320, 320, 3_000),
-    (.012, "edit", 320, 208, 3_000), (.012, "edit", 208, 320, 3_000),
+    (.260, "plain", 256, 256, 40_000), (.180, "text", 256, 256, 36_000), (.090, "edit", 256, 256, 14_000), (.030, "edit2", 256, 256, 4_000),
+    (.050, "text", 384, 256, 7_000), (.050, "text", 256, 384, 7_000), (.040, "text", 448, 256, 5_000), (.040, "text", 256, 448, 5_000),
+    (.020, "text", 336, 192, 5_000), (.020, "text", 192, 336, 5_000), (.015, "text", 320, 208, 4_000), (.015, "text", 208, 320, 4_000),
+    (.020, "text", 128, 128, 12_000), (.030, "text", 192, 192, 9_000), (.040, "text", 320, 320, 5_000), (.040, "text", 384, 384, 3_500), (.040, "text", 512, 512, 2_200),
+    (.010, "edit", 384, 256, 2_000), (.010, "edit", 192, 192, 3_000),
 ))
 
 POOLS = {(s.kind, s.width, s.height): s.pool for _, s in PHASE_B_SIZES}
@@ -55,10 +52,11 @@ def choose(table, generator):
 
 
 def noise_levels(count, tokens, device):
-    """Samples noise levels: half logit-normal, half uniform, then shifted, as more tokens need more high noise levels."""
+    """Samples noise levels: half logit-normal, half uniform, then shifted, as more tokens need more high noise levels. Two fifths lie in the range of the four steps."""
     t = torch.where(torch.rand(count, device=device) < .5, torch.sigmoid(torch.randn(count, device=device) + .3), torch.rand(count, device=device))
     shift = (tokens / 64) ** .424
-    return (shift * t / (1 + (shift - 1) * t)).clamp(1e-3, 1.0)
+    t = shift * t / (1 + (shift - 1) * t)
+    return torch.where(torch.rand(count, device=device) < .4, .68 + .32 * torch.rand(count, device=device), t).clamp(1e-3, 1.0)
 
 
 class Trainer:
@@ -70,6 +68,8 @@ class Trainer:
             saved, word = load_parts(session.out, stem), "resumed"
             if not saved and stem in session.start:
                 saved, word = session.start[stem], "started from the given"
+            if saved and module is self.model:
+                saved = net.grow(saved, len(self.model.single_transformer_blocks))
             if saved:
                 module.load_state_dict(saved)
                 session.log(word, stem)
@@ -154,6 +154,6 @@ def run(session, seconds_a, seconds_b, max_steps=10**9, tables=(PHASE_A, PHASE_B
     trainer = Trainer(session)
     trainer.phase("A", tables[0], seconds_a, lambda f: 1.0 if f < .9 else 1.0 - 4 * (f - .9), max_steps)
     after_a(trainer.ema, trainer.ema_text)
-    falling = lambda f: .7 * min(1, (1 - min(f, 1)) / .85)
+    falling = lambda f: .75 * min(1, (1 - min(f, 1)) / .7)
     trainer.phase("B", tables[1], seconds_b, falling if session.start else lambda f: .6 * .5 * (1 + math.cos(math.pi * min(f, 1))) + .01, max_steps)
     return trainer.ema, trainer.ema_text

@@ -12,12 +12,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import critic
 from config import VAE
 
 BATCH_NORM_EPS = 1e-4
 LATENT_NOISE = 0.4  # highest level, latents having variance 1
 POLISH_NOISE = 0.2
 SPREAD_WEIGHT = 0.01
+POLISH_CRITIC_FROM, POLISH_CRITIC = .2, .4
 
 
 def norm_silu(x, weight, bias, groups: int):
@@ -279,26 +281,38 @@ def fix_variance(model):
     model.quant_conv.bias[latent:] = 2 * math.log(LATENT_NOISE / 2)
 
 
-def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
-    """Trains only the decoder, on the fixed latents with a little noise, since generated latents are not exact. Changes `model`."""
+def polish(model, draw, generated, device, dtype, seconds, log, rate=5e-4, max_steps=10**9, sizes=((128, 96), (256, 32))):
+    """Trains only the decoder, on the fixed latents with a little noise, since generated latents are not exact, and with a critic. Changes `model`.
+
+    `generated(count)` returns latents that the transformer made and the images they should be, for every third step.
+    """
     for part in (model.decoder, model.post_quant_conv):
         part.requires_grad_(True)
     params = [p for p in model.parameters() if p.requires_grad]
     averaged = [p.detach().clone() for p in params]
     optimiser = torch.optim.AdamW(params, lr=rate, betas=(.9, .99), weight_decay=0.0, fused=device == "cuda")
-    begin, step = time.time(), 0
+    judge = critic.for_pixels(device)
+    begin, step, told = time.time(), 0, torch.zeros((), device=device)
     while step < max_steps:
         done = (time.time() - begin) / seconds
         if done >= 1:
             break
-        size, count = sizes[step % 2]
         with torch.no_grad():
-            x = draw(size, count) * 2 - 1
-            x = x.contiguous(memory_format=torch.channels_last) if device == "cuda" else x
-            z = model.moments(x.to(dtype))[0]
-            z = noised(z, POLISH_NOISE)
-        loss = reconstruction_loss(model.decode_raw(z.to(dtype)).float(), x)
-        loss.backward()
+            if step % 3 == 2:
+                z, x = generated(sizes[1][1])
+            else:
+                x = draw(*sizes[step % 3])
+                like_input = (x * 2 - 1).to(dtype)
+                z = noised(model.moments(like_input.contiguous(memory_format=torch.channels_last) if device == "cuda" else like_input)[0], POLISH_NOISE)
+            x = x * 2 - 1
+        out = model.decode_raw(z.to(dtype)).float()
+        seen = out.detach().requires_grad_(True)
+        loss = reconstruction_loss(seen, x)
+        slope = torch.autograd.grad(loss, seen)[0]
+        told += judge.learn(x, out)
+        if done > POLISH_CRITIC_FROM:
+            slope = critic.mixed(slope, judge.gradient(x, out), POLISH_CRITIC)
+        out.backward(slope)
         torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
         for group in optimiser.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 50) * (.5 * (1 + math.cos(math.pi * min(done, 1))) + .005)
@@ -308,7 +322,7 @@ def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9,
             torch._foreach_lerp_(averaged, params, 1 - min(.995, (step + 1) / (step + 10)))
         step += 1
         if step % 250 == 0 or step == 20:
-            log(f"polish step {step} loss {loss.item():.4f}")
+            log(f"polish step {step} loss {loss.item():.4f}, critic right {told.item() / step:.2f}")
     with torch.no_grad():
         for p, a in zip(params, averaged):
             p.copy_(a)
