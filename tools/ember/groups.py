@@ -212,7 +212,7 @@ def landscape(writer):
         core += f" and {article(writer.name(items[second]))}"
         objects = place(writer, (first, second), style, (hue, None), [(-.25, .125), (.25, .125)])
     if style != writer.default_style(*(items[k] for k in ((first,) if alone else (first, second)))) or r.random() < .35:
-        core = r.choice([named_style(writer, core, style), f"a {r.choice(STYLE_WORDS[style])} {core.split(' ', 1)[1]}"])
+        core = r.choice([named_style(writer, core, style), f"a {r.choice(STYLE_WORDS[style])} {core.removeprefix('a ').removeprefix('an ')}"])
     return writer.scene(objects, background), writer.finish(f"{core} {r.choice(phrases)}")
 
 

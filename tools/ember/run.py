@@ -89,7 +89,7 @@ def polish(session, model, text, seconds, max_steps, toy):
         return
     draw, _, held_out = session.vae_draws()
     sizes = ((32, 4), (64, 4)) if toy else ((128, 96), (256, 32))
-    generated = made_latents(session, model, text, sizes[1][0], 16 if toy else 12_000)
+    generated = made_latents(session, model, text, sizes[1][0], 16 if toy else 6_000)
     measure_vae(session, session.vae, held_out, sizes[1][0])
     vae.polish(session.vae, draw, generated, session.device, session.dtype, seconds, session.log, max_steps=max_steps, sizes=sizes)
     measure_vae(session, session.vae, held_out, sizes[1][0])
