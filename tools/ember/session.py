@@ -60,7 +60,7 @@ def sigmas(tokens, steps):
 
 
 class Session:
-    def __init__(self, data, out, counts, workers=1, compile_kernels=True, graphs=True, only=None):
+    def __init__(self, data, out, counts, workers=1, compile_kernels=True, graphs=True, only=None, pictures_later=False):
         self.begin, self.out, self.data = time.time(), out, data
         os.makedirs(out, exist_ok=True)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,8 +82,12 @@ class Session:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
             torch.backends.cudnn.benchmark = True
             self.log(torch.cuda.get_device_name(0), torch.__version__)
-        self.pictures = torch.from_numpy(self.library.load_pictures(workers=max(1, workers))).to(self.device)
         self.null = self.tokens([""])
+        if not pictures_later:
+            self.load_pictures(workers)
+
+    def load_pictures(self, workers):
+        self.pictures = torch.from_numpy(self.library.load_pictures(workers=max(1, workers))).to(self.device)
         self.log("images", tuple(self.pictures.shape))
 
     def log(self, *words):
@@ -216,15 +220,15 @@ class Session:
         return old
 
 
-def save_parts(state, folder, stem):
-    """Saves tensors as 16-bit floats in files of at most 15 MiB: `stem-0.safetensors`, …"""
+def save_parts(state, folder, stem, half=True):
+    """Saves tensors, floats in 16 bits if `half`, in files of at most 15 MiB: `stem-0.safetensors`, …"""
     from safetensors.torch import save_file
 
     parts, size = [{}], 0
     for name, value in state.items():
         value = value.detach()
         # batch-norm statistics stay f32, counters stay integers
-        if value.is_floating_point() and ".bn." not in "." + name:
+        if half and value.is_floating_point() and ".bn." not in "." + name:
             value = value.half()
         value = value.cpu().contiguous().clone()
         if size + value.nbytes > PART_BYTES:
@@ -239,11 +243,13 @@ def save_parts(state, folder, stem):
 
 
 def load_parts(folder, stem):
-    """Loads the tensors written by `save_parts`, floats converted to f32; None if there are none."""
+    """Loads the tensors written by `save_parts`, converted to f32; None if there are none."""
     from safetensors.torch import load_file
+
+    from pack import unpacked
 
     files = sorted(glob.glob(os.path.join(folder, stem + "-*.safetensors")))
     if not files:
         return None
     state = {name: value for file in files for name, value in load_file(file).items()}
-    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    return unpacked(state)

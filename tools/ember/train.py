@@ -15,6 +15,7 @@ from session import Shape, load_parts, save_parts, shape
 MATRIX_RATE, OTHER_RATE = 3e-3, 1e-3
 CAPTION_DROP, EMA, EMA_EVERY = 0.10, 0.999, 5
 SAVE_EVERY, WARMUP = 150, 80
+FEW_STEPS = .4
 
 # (share of the steps, shape)
 PHASE_A = (
@@ -52,11 +53,11 @@ def choose(table, generator):
 
 
 def noise_levels(count, tokens, device):
-    """Samples noise levels: half logit-normal, half uniform, then shifted, as more tokens need more high noise levels. Two fifths lie in the range of the four steps."""
+    """Samples noise levels: half logit-normal, half uniform, then shifted, as more tokens need more high noise levels. A share lies in the range of the four steps."""
     t = torch.where(torch.rand(count, device=device) < .5, torch.sigmoid(torch.randn(count, device=device) + .3), torch.rand(count, device=device))
     shift = (tokens / 64) ** .424
     t = shift * t / (1 + (shift - 1) * t)
-    return torch.where(torch.rand(count, device=device) < .4, .68 + .32 * torch.rand(count, device=device), t).clamp(1e-3, 1.0)
+    return torch.where(torch.rand(count, device=device) < FEW_STEPS, .68 + .32 * torch.rand(count, device=device), t).clamp(1e-3, 1.0)
 
 
 class Trainer:
