@@ -377,10 +377,10 @@ _worker = {}
 
 
 def write_chunk(job):
-    """Runs in a worker: (folder, kind, seed, count) -> (scenes float32 `[count, images, 35]` with the target last, token ids int16 `[count, 64]`)."""
-    folder, kind, seed, count = job
+    """Runs in a worker: (folder, tokenizer file, kind, seed, count) -> (scenes float32 `[count, images, 35]` with the target last, token ids int16 `[count, 64]`)."""
+    folder, words, kind, seed, count = job
     if folder not in _worker:
-        _worker[folder] = (Library(folder), load_tokenizer(folder))
+        _worker[folder] = (Library(folder), load_tokenizer(words))
     library, tokenizer = _worker[folder]
     draw = getattr(Writer(library, seed), KINDS[kind])
     made = [draw() for _ in range(count)]

@@ -82,11 +82,11 @@ class Library:
             return np.stack(list(pool.map(decode, self.pictures)))
 
 
-def load_tokenizer(folder):
+def load_tokenizer(path):
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    return Tokenizer.from_file(path)
 
 
 def token_ids(tokenizer, captions, length=TEXT_TOKENS):

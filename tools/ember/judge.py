@@ -217,7 +217,7 @@ def main():
     parser.add_argument("models", nargs="+", help="packed files; without --kiln all use the first one's autoencoder")
     parser.add_argument("--kiln", metavar="PROGRAM")
     args = parser.parse_args()
-    session = Session(args.data, args.out, {}, 1)
+    session = Session(args.data, args.out, {}, 1, start=args.models[0])
     if args.kiln:
         models = [with_kiln(args.kiln, path, session.device, args.out) for path in args.models]
     else:

@@ -166,7 +166,7 @@ def main():
         counts = {kind: 240 if kind == "text" else 40 for kind in counts}
     if args.max_steps < 100 and not args.toy:
         counts = {kind: 2_500 for kind in counts}
-    session = Session(args.data, args.out, counts, args.workers, graphs=not args.no_graphs)
+    session = Session(args.data, args.out, counts, args.workers, graphs=not args.no_graphs, start=args.start)
     if session.compile:
         net.enable_compile()
         vae.enable_compile()

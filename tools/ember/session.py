@@ -60,9 +60,14 @@ def sigmas(tokens, steps):
 
 
 class Session:
-    def __init__(self, data, out, counts, workers=1, compile_kernels=True, graphs=True, only=None, pictures_later=False):
+    def __init__(self, data, out, counts, workers=1, compile_kernels=True, graphs=True, only=None, pictures_later=False, start=None):
+        """`start`: packed model whose tokenizer is used; without one, that of the data."""
         self.begin, self.out, self.data = time.time(), out, data
         os.makedirs(out, exist_ok=True)
+        words = os.path.join(data, "tokenizer.json")
+        if start:
+            # another tokenizer's ids would mean other words to the model
+            words = extract_tokenizer(start, os.path.join(out, "tokenizer.json"))
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.graphs = graphs and self.device == "cuda"
@@ -71,12 +76,12 @@ class Session:
         self.workers = multiprocessing.get_context("fork").Pool(workers)
         self.jobs = {}
         for kind, count in counts.items():
-            parts = [(data, kind, SEEDS[kind] + k, min(CHUNK, count - k * CHUNK)) for k in range(math.ceil(count / CHUNK))]
+            parts = [(data, words, kind, SEEDS[kind] + k, min(CHUNK, count - k * CHUNK)) for k in range(math.ceil(count / CHUNK))]
             self.jobs[kind] = self.workers.map_async(captions.write_chunk, parts, chunksize=1)
         self.scenes, self.ids, self.pools, self.rows, self.vae = {}, {}, {}, {}, None
         self.start = {}  # weights that training begins with: "base", "text"
         self.library = Library(data, only)
-        self.tokenizer = load_tokenizer(data)
+        self.tokenizer = load_tokenizer(words)
         self.pad = self.tokenizer.token_to_id(PAD_TOKEN)
         if self.device == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -218,6 +223,15 @@ class Session:
             with open(path, "w") as file:
                 json.dump(old, file)
         return old
+
+
+def extract_tokenizer(packed, path):
+    """Writes the tokenizer of a packed model to `path`, and returns that."""
+    from safetensors import safe_open
+
+    with safe_open(packed, "pt") as file, open(path, "w") as out:
+        out.write(file.metadata()["tokenizer/tokenizer.json"])
+    return path
 
 
 def save_parts(state, folder, stem, half=True):

@@ -181,7 +181,7 @@ def main():
     parser.add_argument("--toy", action="store_true")
     args = parser.parse_args()
     table, counts = (TOY, dict(plain=16, edit=16)) if args.toy else (TABLE, COUNTS)
-    session = Session(args.data, args.out, counts, args.workers, pictures_later=True)
+    session = Session(args.data, args.out, counts, args.workers, pictures_later=True, start=args.start)
     if session.compile:
         net.enable_compile()
     vae.enable_native()
@@ -217,6 +217,7 @@ def main():
         deadline = float(file.read())
     now = time.time()
     session.log(f"{deadline - now:.0f} s left")
+    stretch.check(table[0][1])
     stretch.flow(table, deadline - FINISH * (deadline - now))
     save_packed(stretch.ema.state_dict(), "transformer", args.out, "base")
     save_packed(stretch.ema_text.state_dict(), "text_encoder", args.out, "text")

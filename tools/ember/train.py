@@ -16,6 +16,7 @@ MATRIX_RATE, OTHER_RATE = 3e-3, 1e-3
 CAPTION_DROP, EMA, EMA_EVERY = 0.10, 0.999, 5
 SAVE_EVERY, WARMUP = 150, 80
 FEW_STEPS = .4
+CHECKED, HELPED = 128, .75
 
 # (share of the steps, shape)
 PHASE_A = (
@@ -103,6 +104,20 @@ class Trainer:
         self.optimiser.update()
         self.loss += loss.detach()
 
+    @torch.no_grad()
+    def check(self, chosen):
+        """Fails if the captions don't help the weights that training begins with: then tokenizer, pictures or weights don't belong together."""
+        s, (h, w) = self.session, chosen.grid
+        latents, ids = s.pool(chosen)
+        clean, ids = latents[-1][:CHECKED].float(), ids[:CHECKED].long()
+        noise = torch.randn_like(clean)
+        x = torch.cat([torch.lerp(clean, noise, .9), *(latents[k][:CHECKED].float() for k in range(chosen.references))], 1)
+        t = torch.full((len(x),), .9, device=s.device)
+        own, other = (F.mse_loss(self.model(x, self.text(i, s.dtype), t, h, w, chosen.references).float(), noise - clean).item() for i in (ids, ids.roll(1, 0)))
+        s.log(f"loss at 0.9 with the right captions {own:.3f}, with others {other:.3f}")
+        if own > HELPED * other:
+            raise RuntimeError("the captions don't help the model that training begins with: is it the tokenizer's and the data's?")
+
     def phase(self, name, table, seconds, rate, max_steps=10**9):
         """Trains until the phase has run for `seconds` in all processes together; `rate(fraction)` scales the learning rates."""
         s = self.session
@@ -111,6 +126,8 @@ class Trainer:
             return
         for _, shape in table:
             s.pool(shape)
+        if s.start and not self.steps:
+            self.check(table[0][1])
         generator = random.Random(self.steps + 1)
         begin = saved = time.time()
         elapsed, done, seen, counted = used, 0, 0, 0
