@@ -216,6 +216,7 @@ def main():
     parser.add_argument("out")
     parser.add_argument("models", nargs="+", help="packed files; without --kiln all use the first one's autoencoder")
     parser.add_argument("--kiln", metavar="PROGRAM")
+    parser.add_argument("--complete", action="store_true", help="judge the last model on prompts completed by complete.py")
     args = parser.parse_args()
     session = Session(args.data, args.out, {}, 1, start=args.models[0])
     if args.kiln:
@@ -225,7 +226,14 @@ def main():
         autoencoder.load_state_dict(read_packed(args.models[0], "vae"))
         place(session, autoencoder)
         models = [with_networks(session, *load(session, path)) for path in args.models]
-    write(Judge(session), dict(zip(args.models, models)), args.out, session.log)
+    names = list(args.models)
+    if args.complete:
+        from complete import Completer
+
+        completer, generate = Completer(session.library), models[-1]
+        models[-1] = lambda prompts, *rest: generate([completer(p) for p in prompts], *rest)
+        names[-1] += ", completed"
+    write(Judge(session), dict(zip(names, models)), args.out, session.log)
 
 
 def write(judge, models, out, log):

@@ -4,6 +4,8 @@ Launching a step's few thousand small kernels one by one takes longer than runni
 step (rates, random numbers, data) therefore lives on the device, and each kind of step is recorded once.
 """
 
+import time
+
 import torch
 
 COEFFICIENTS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
@@ -73,12 +75,21 @@ class Recorder:
 
     def __init__(self, enabled, warmup=2):
         self.enabled, self.warmup, self.graphs, self.pool, self.calls = enabled, warmup, {}, None, {}
+        self.seconds = 0.0  # spent on first uses and recording
 
     def __call__(self, key, function):
         if not self.enabled:
             return function()
         if key in self.graphs:
             return self.graphs[key].replay()
+        begin = time.time()
+        try:
+            return self._first(key, function)
+        finally:
+            torch.cuda.synchronize()
+            self.seconds += time.time() - begin
+
+    def _first(self, key, function):
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= self.warmup:
             side = torch.cuda.Stream()

@@ -77,6 +77,7 @@ class Stretch(train.Trainer):
                 self.loss.zero_()
                 counted = 0
         s.sync()
+        s.log(f"flow done: {done} steps, {self.record.seconds:.0f} s for recording")
 
     def average(self, done):
         if done % 2 == 0:

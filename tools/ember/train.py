@@ -159,7 +159,7 @@ class Trainer:
         self.loss.zero_()
         self.save(**{name: max(elapsed, seconds)})
         memory = torch.cuda.max_memory_allocated() / 2**30 if s.device == "cuda" else 0
-        s.log(f"{name} done: {done} steps, {seen} samples, {seen / (time.time() - begin):.0f} images/s, {memory:.0f} GiB")
+        s.log(f"{name} done: {done} steps, {seen} samples, {seen / (time.time() - begin):.0f} images/s, {self.record.seconds:.0f} s for recording, {memory:.0f} GiB")
 
     def save(self, **progress):
         save_parts(self.ema.state_dict(), self.session.out, "base")
