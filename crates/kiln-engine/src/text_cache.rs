@@ -2,8 +2,9 @@
 //!
 //! An entry is a safetensors file whose name is a hash of everything its values depend on: the text encoder's configuration
 //! and every byte of its weights, the token ids, the arithmetic, and the program itself, since another build may round
-//! differently. So an entry is never stale, and using it changes no bit of the result. Entries are written atomically, carry a hash of their values and are
-//! never modified, so several programs may share a folder. The least recently used entries are evicted.
+//! differently. So an entry is never stale, and using it changes no bit of the result. Entries are written atomically,
+//! carry a hash of their values and are never modified, so several programs may share a folder. The least recently used
+//! entries are evicted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

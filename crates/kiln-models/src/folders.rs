@@ -92,7 +92,8 @@ impl ModelFolders {
         }
     }
 
-    /// Lists every model that has a name, but for [`ember::BASE`], which is there to be trained. Names never lead outside the models folders and the Hugging Face cache.
+    /// Lists every model that has a name, but for [`ember::BASE`], which is there to be trained. Names never lead outside the
+    /// models folders and the Hugging Face cache.
     pub fn all(&self) -> Vec<(String, ModelLocation)> {
         let built_in = ember::file().map(|_| (ember::NAME.to_owned(), ModelLocation::BuiltIn));
         let local = self.list().into_iter().filter(|(name, _)| !ember::is_built_in(name));

@@ -118,7 +118,8 @@ impl WeightSource {
     /// 16 KiB, else four blocks of 4 KiB, the first, the last and two evenly between. It doesn't cover file names, the
     /// division into shards, the order in the file, or `__metadata__`. So a model saved again keeps its fingerprint and any
     /// training or conversion changes it, but a few bytes changed in the middle of a large tensor may go unnoticed: it is no
-    /// proof of integrity, and no key of a cache (see [`content_hash`](WeightSource::content_hash)). In safetensors files it doesn't cover what a text encoder has beside its layers, either.
+    /// proof of integrity, and no key of a cache (see [`content_hash`](WeightSource::content_hash)). In safetensors files it
+    /// doesn't cover what a text encoder has beside its layers, either.
     pub fn fingerprint(&self) -> Result<String> {
         let contents = self.fingerprinted().flat_map(|(name, tensor)| {
             let SourceTensor { entry, shape, .. } = tensor;
