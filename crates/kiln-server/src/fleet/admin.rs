@@ -6,10 +6,12 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use futures_util::StreamExt;
 
-use super::FleetConfig;
 use super::announce::NodeRecord;
-use super::gateway::cancel;
-use super::link::{FleetError, Link, Result, WriteOutcome};
+use super::bucket::WriteOutcome;
+use super::changes::cancel;
+use super::config::FleetConfig;
+use super::error::{FleetError, Result};
+use super::link::Link;
 use super::records::JobRecord;
 use super::replica::{Follower, Replica};
 use crate::store::JobState;

@@ -8,11 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kiln_base::hex;
 use serde::Serialize;
 
-use super::FleetConfig;
 use super::announce::Announcer;
+use super::bucket::WriteOutcome;
 use super::catalogue::FleetCatalogue;
+use super::changes::{cancel, change_job};
+use super::config::FleetConfig;
+use super::error::FleetError;
 use super::housekeeping::Housekeeper;
-use super::link::{FleetError, Link, WriteOutcome};
+use super::link::Link;
 use super::mirror;
 use super::objects::Objects;
 use super::reconcile::Reconciler;
@@ -66,7 +69,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
         .name("reconciling".into())
         .spawn(move || reconciler.run(|| weak.upgrade().is_some()))
         .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
-    link.set_gateway();
+    link.hurry();
     server.set_ready();
     Ok(server)
 }
@@ -122,26 +125,6 @@ impl GatewayLedger {
         let (link, id) = (Arc::clone(&self.link), id.to_owned());
         let revision = self.link.wait(async move { change_job(&link, &id, change).await })??;
         Ok(self.replica.wait_for(revision.unwrap_or(0))?)
-    }
-}
-
-/// Changes the record of a job; retries after a conflict. Returns the new revision if it was changed.
-pub(super) async fn change_job(
-    link: &Link,
-    id: &str,
-    change: impl Fn(&mut JobRecord) -> bool,
-) -> std::result::Result<Option<u64>, FleetError> {
-    let key = JobRecord::record_key(id);
-    loop {
-        let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else { return Ok(None) };
-        let record = serde_json::from_slice::<JobRecord>(&entry.value);
-        let mut record = record.map_err(|error| FleetError(format!("the record of job {id}: {error}")))?;
-        if !change(&mut record) {
-            return Ok(None);
-        }
-        if let WriteOutcome::Revision(revision) = link.update(&key, &record, entry.revision).await? {
-            return Ok(Some(revision));
-        }
     }
 }
 
@@ -366,25 +349,5 @@ impl GatewayLedger {
         let hash = InputFiles::hash(name);
         let record = InputRecord { hash: hash.to_owned(), client: client.to_owned(), bytes, used: now() };
         self.put(InputRecord::record_key(hash, client), record)
-    }
-}
-
-/// Cancels a job: at once if it is queued; for a running one, the record tells its worker.
-pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
-    let cancelled = change_job(link, id, |job| {
-        match job.state {
-            JobState::Queued => {
-                job.state = JobState::Cancelled;
-                job.error = Some(("cancelled".into(), "cancelled".into()));
-                job.finished = Some(now());
-            }
-            JobState::Running if at_preview => job.stop_at_preview = true,
-            JobState::Running => job.cancel = true,
-            _ => return false,
-        }
-        true
-    });
-    if let Err(error) = cancelled.await {
-        tracing::error!(job = id, %error, "could not cancel a job");
     }
 }

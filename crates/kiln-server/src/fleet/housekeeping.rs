@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Link, Result};
+use super::error::{FleetError, Result};
+use super::link::Link;
 use super::objects::{StoredFiles, object_name};
 use super::records::JobRecord;
 use super::replica::Replica;
@@ -70,7 +71,7 @@ impl Housekeeper {
         self.files.delete_orphans(|| {
             self.replica.catch_up(&self.link)?;
             let files = server.store.known_files();
-            let files = files.map_err(|error| super::FleetError(error.to_string()))?;
+            let files = files.map_err(|error| FleetError(error.to_string()))?;
             Ok(files.into_iter().map(|(kind, name)| object_name(kind, &name)).collect())
         })
     }

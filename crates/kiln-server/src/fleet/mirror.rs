@@ -11,12 +11,13 @@ use kiln_engine::{Phase, Progress};
 use serde::de::DeserializeOwned;
 
 use super::announce::NodeModel;
+use super::bucket::is_present;
 use super::catalogue::FleetCatalogue;
-use super::gateway::cancel;
-use super::link::{Link, is_present};
+use super::changes::cancel;
+use super::link::Link;
+use super::messages::ProgressMessage;
 use super::records::{ImageRecord, InputRecord, JobRecord, MarkRecord};
 use super::replica::{Follower, Replica, queued_job};
-use super::worker::ProgressMessage;
 use crate::Server;
 use crate::generator::{ErrorKind, JobError};
 use crate::live::{LiveJob, Preview, SavedImage, WatchRequest};
@@ -96,10 +97,9 @@ fn show_preview(server: &Server, live: &LiveJob, message: &async_nats::Message) 
     }
     let number = message.headers.as_ref().and_then(|headers| headers.get("number"));
     let number = number.and_then(|number| number.as_str().parse().ok()).unwrap_or(1);
+    // Before it is decoded: a small file may unpack to a large image.
     let small = kiln_image::decoding_bytes("preview", &message.payload).is_ok_and(|bytes| bytes < 64 << 20);
-    if let Ok(image) = kiln_image::from_bytes("preview", &message.payload)
-        && small
-    {
+    if small && let Ok(image) = kiln_image::from_bytes("preview", &message.payload) {
         live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
     }
 }

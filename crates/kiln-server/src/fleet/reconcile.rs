@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use kiln_base::hex;
 use serde::{Deserialize, Serialize};
 
-use super::link::{FleetError, Link, Result, WriteOutcome, token};
+use super::bucket::WriteOutcome;
+use super::error::{FleetError, Result};
+use super::link::{Link, token};
 use super::records::JobRecord;
+use super::recover::recover;
 use super::replica::{KnownJob, Replica};
 use super::rules::{self, Mend, ModelView};
-use super::tickets::recover;
 use crate::server::random_bytes;
 use crate::store::JobState;
 

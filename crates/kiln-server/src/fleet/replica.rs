@@ -6,11 +6,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::kv::Entry;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use kiln_base::lock;
 
 use super::announce::NodeRecord;
-use super::link::{FleetError, Link, Result, is_present};
+use super::bucket::is_present;
+use super::error::{FleetError, Result};
+use super::link::Link;
 use super::records::{JobRecord, TicketId};
 use crate::fair_queue::{FairQueue, QueuedJob};
 use crate::priority::Priority;
@@ -19,6 +21,8 @@ use crate::work::{batch_key, group_key, image_count};
 
 /// Pause before a watch that ended is started again.
 const RESTART: Duration = Duration::from_millis(100);
+/// Most records that are applied in one go.
+const MAX_AT_ONCE: usize = 256;
 /// Most tickets of ended jobs that are remembered.
 const MAX_SPENT: usize = 1 << 20;
 
@@ -96,7 +100,12 @@ impl Replica {
     }
 
     /// Follows the bucket until the link is dropped.
-    pub(super) async fn follow(self: Arc<Self>, link: std::sync::Weak<Link>, follower: impl Follower) {
+    pub(super) async fn follow(
+        self: Arc<Self>,
+        link: std::sync::Weak<Link>,
+        follower: impl Follower + 'static,
+    ) {
+        let follower = Arc::new(follower);
         let mut incarnation = None;
         while let Some(opened) = link.upgrade() {
             let Ok(info) = opened.state.stream.get_info().await.inspect_err(|error| {
@@ -124,12 +133,18 @@ impl Replica {
             match watch {
                 Ok(mut watch) => loop {
                     match tokio::time::timeout(silence, watch.next()).await {
-                        Ok(Some(Ok(entry))) if entry.revision > self.state().revision => {
-                            follower.before(&entry);
-                            self.apply(&entry);
-                            follower.after();
+                        Ok(Some(Ok(entry))) => {
+                            let mut entries = vec![entry];
+                            while entries.len() < MAX_AT_ONCE
+                                && let Some(Some(Ok(entry))) = watch.next().now_or_never()
+                            {
+                                entries.push(entry);
+                            }
+                            // A follower writes to its database: not on the threads of the connection.
+                            let (replica, follower) = (Arc::clone(&self), Arc::clone(&follower));
+                            let applied = move || replica.apply_all(&entries, &*follower);
+                            let _ = tokio::task::spawn_blocking(applied).await;
                         }
-                        Ok(Some(Ok(_))) => {}
                         Ok(_) => break tracing::warn!("the watch on the queue's records ended"),
                         Err(_) => {
                             // This process announces itself more often than this: does the watch miss something?
@@ -153,6 +168,17 @@ impl Replica {
         let forgotten = std::mem::take(&mut *self.state());
         self.changed.notify_all();
         forgotten.jobs.into_keys().collect()
+    }
+
+    /// Applies records in their order; blocks.
+    fn apply_all(&self, entries: &[Entry], follower: &impl Follower) {
+        for entry in entries {
+            if entry.revision > self.state().revision {
+                follower.before(entry);
+                self.apply(entry);
+                follower.after();
+            }
+        }
     }
 
     fn apply(&self, entry: &Entry) {

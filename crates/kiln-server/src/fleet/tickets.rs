@@ -10,21 +10,20 @@ use async_nats::jetstream::message::{AckKind, Acker, Message};
 use futures_util::StreamExt;
 use kiln_base::lock;
 
-use super::gateway::change_job;
-use super::link::{FleetError, Link, Result, WriteOutcome};
+use super::bucket::WriteOutcome;
+use super::error::{FleetError, Result};
+use super::link::Link;
 use super::records::{JobRecord, TicketId};
+use super::recover::recover;
 use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
 use super::withdrawn::Withdrawn;
+use crate::Server;
 use crate::generator::name;
-use crate::store::{JobState, now};
+use crate::store::now;
 
 /// How long a ticket is left to other workers if this one can't run what is queued.
 const NAK_DELAY: Duration = Duration::from_millis(300);
-/// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
-const ASIDE_DELAY: Duration = Duration::from_secs(1);
-/// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
-const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
 /// How long to wait for the ticket of a job that is known to be queued: its gateway publishes it after the record.
 const TICKET_WAIT: Duration = Duration::from_millis(30);
 
@@ -32,11 +31,11 @@ const TICKET_WAIT: Duration = Duration::from_millis(30);
 #[derive(Clone)]
 pub(super) struct HeldTicket {
     pub(super) ticket: TicketId,
-    acker: Arc<Acker>,
+    pub(super) acker: Arc<Acker>,
     /// Whether the record says that the job is being generated.
-    began: bool,
+    pub(super) began: bool,
     /// Whether the job may be what its workers died of.
-    suspected: bool,
+    pub(super) suspected: bool,
 }
 
 /// What this worker can run.
@@ -62,7 +61,7 @@ pub(super) struct Tickets {
 }
 
 /// How to release a ticket.
-enum Release {
+pub(super) enum Release {
     /// It is not needed any more.
     Ack,
     /// Another worker may use it after this time.
@@ -94,6 +93,19 @@ impl Tickets {
             pending: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),
         }
+    }
+
+    /// Updates what this worker can run.
+    pub(super) fn update_capabilities(&self, server: &Server) {
+        let (models, withdrawn) = (server.catalogue.models(), self.withdrawn.list());
+        let models = models.into_iter().filter(|model| withdrawn.iter().all(|(name, _)| *name != model.name));
+        let models = models.map(|model| (server.catalogue.model_hash(&model.name), model.name));
+        let capabilities = Capabilities {
+            models: models.map(|(hash, name)| (name, hash)).collect(),
+            loras: server.catalogue.loras(),
+            vaes: server.catalogue.vaes(),
+        };
+        *lock(&self.capabilities) = capabilities;
     }
 
     /// Whether this worker may run a job: it has what the job names, and the job did not fail here.
@@ -223,7 +235,7 @@ impl Tickets {
         }
     }
 
-    fn release(&self, acker: &Arc<Acker>, release: Release) {
+    pub(super) fn release(&self, acker: &Arc<Acker>, release: Release) {
         let kind = match release {
             Release::Ack => AckKind::Ack,
             Release::Return(after) => AckKind::Nak(Some(after)),
@@ -330,34 +342,6 @@ impl Tickets {
         Arc::new(job)
     }
 
-    /// Notes that a job is being generated. A suspected one waits until that is recorded.
-    pub(super) fn set_began(&self, id: &str, is_planning: bool) {
-        let ticket = match lock(&self.held).get_mut(id) {
-            Some(held) if !held.began && (!is_planning || held.suspected) => {
-                held.began = true;
-                held.ticket
-            }
-            _ => return,
-        };
-        let (link, id) = (Arc::clone(&self.link), id.to_owned());
-        let recording = async move {
-            let own = link.id.clone();
-            let changed = change_job(&link, &id, |job| {
-                let changes = rules::is_claimed_by(job, &own, ticket) && !job.began;
-                job.began = true;
-                changes
-            });
-            if let Err(error) = changed.await {
-                tracing::warn!(job = id, %error, "can't record that a job is being generated");
-            }
-        };
-        if is_planning {
-            let _ = self.link.wait(recording);
-        } else {
-            self.link.handle().spawn(recording);
-        }
-    }
-
     /// The next job to claim.
     fn choose(&self, model: &str, wanted: Wanted<'_>) -> Option<KnownJob> {
         match wanted {
@@ -384,147 +368,8 @@ impl Tickets {
         next.filter(|job| self.may_run(&job.record))
     }
 
-    fn update(&self, job: &JobRecord, revision: u64) -> Result<WriteOutcome> {
+    pub(super) fn update(&self, job: &JobRecord, revision: u64) -> Result<WriteOutcome> {
         let (link, job) = (Arc::clone(&self.link), job.clone());
         self.link.wait(async move { link.update(&JobRecord::record_key(&job.id), &job, revision).await })?
-    }
-
-    /// Changes the record of a job that this worker holds. `change` returns false to leave it as it is. Returns false
-    /// if the job is not this worker's any more, or the record was left as it is.
-    pub(super) fn change_own(
-        &self,
-        id: &str,
-        mut change: impl FnMut(&mut JobRecord) -> Result<bool>,
-    ) -> Result<bool> {
-        let Some(held) = lock(&self.held).get(id).cloned() else { return Ok(false) };
-        loop {
-            let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
-            let entry = self.link.wait(async move { link.entry(&key).await })??;
-            let Some(entry) = entry.filter(|entry| entry.is_present) else { return Ok(false) };
-            let mut job: JobRecord = serde_json::from_slice(&entry.value)
-                .map_err(|error| FleetError(format!("the record of job {id} can't be read: {error}")))?;
-            if !rules::is_claimed_by(&job, &self.link.id, held.ticket) || !change(&mut job)? {
-                return Ok(false);
-            }
-            if let WriteOutcome::Revision(_) = self.update(&job, entry.revision)? {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Records the end of a job, or returns it to the queue for another try, and releases its ticket. Returns whether
-    /// it has ended.
-    pub(super) fn finish(&self, end: &crate::store::JobEnd) -> Result<bool> {
-        let mut ended = true;
-        let is_aside = end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str()));
-        let changed = self.change_own(&end.id, |job| {
-            // An attempt that ended because another worker took the job, which this one has claimed again since.
-            if end.state == JobState::Cancelled && !job.cancel && !job.stop_at_preview {
-                ended = false;
-                rules::give_back(job);
-                return Ok(true);
-            }
-            job.notes.clone_from(&end.notes);
-            job.error.clone_from(&end.error);
-            job.finished = Some(end.finished);
-            job.state = end.state;
-            ended = true;
-            if end.state == JobState::Failed && is_aside {
-                ended = false;
-                rules::set_aside(job, &self.link.id);
-            } else if end.state == JobState::Failed && end.retry {
-                ended = rules::fail(job, &self.link.id, self.link.config.give_up);
-                if ended {
-                    bury(&self.link, job);
-                }
-            }
-            Ok(true)
-        })?;
-        let Some(held) = lock(&self.held).remove(&end.id) else { return Ok(ended) };
-        let release = match (changed, ended) {
-            (true, true) => Release::Ack,
-            (true, false) if is_aside => Release::Return(ASIDE_DELAY),
-            (true, false) => Release::Return(Duration::ZERO),
-            // It ended and only the answer was lost, or another worker has it: the redelivered ticket settles which.
-            (false, _) => Release::Leave,
-        };
-        self.release(&held.acker, release);
-        Ok(ended)
-    }
-
-    /// Returns a job to the queue as if it had not been started.
-    pub(super) fn give_back(&self, id: &str) -> Result<()> {
-        let changed = self.change_own(id, |job| {
-            rules::give_back(job);
-            Ok(true)
-        })?;
-        let Some(held) = lock(&self.held).remove(id) else { return Ok(()) };
-        self.release(&held.acker, if changed { Release::Return(Duration::ZERO) } else { Release::Leave });
-        Ok(())
-    }
-
-    /// Returns jobs to the queue that name this worker although it does not have them: the answer to its claim was lost, and
-    /// so was the ticket whose redelivery would have shown that. `unheld` holds the records of such jobs by key and revision,
-    /// and since when.
-    pub(super) fn return_unheld(&self, unheld: &mut HashMap<(String, u64), Instant>) -> Result<()> {
-        let jobs: Vec<KnownJob> = self.replica.state().jobs.values().cloned().collect();
-        let is_unheld = |job: &&KnownJob| {
-            let is_own = job.record.worker.as_deref() == Some(self.link.id.as_str());
-            job.record.state == JobState::Running && is_own && !lock(&self.held).contains_key(&job.record.id)
-        };
-        let mut since = HashMap::new();
-        for job in jobs.iter().filter(is_unheld) {
-            let key = (JobRecord::record_key(&job.record.id), job.revision);
-            let first = unheld.get(&key).copied().unwrap_or_else(Instant::now);
-            since.insert(key, first);
-            if first.elapsed() > self.link.config.ack_wait {
-                let mut returned = JobRecord::clone(&job.record);
-                rules::give_back(&mut returned);
-                tracing::warn!(
-                    job = returned.id,
-                    "returning a job that was claimed without this worker's knowledge"
-                );
-                self.update(&returned, job.revision)?;
-            }
-        }
-        *unheld = since;
-        Ok(())
-    }
-
-    /// Tells the stream that a job, or every held one, is in progress.
-    pub(super) fn in_progress(&self, job: Option<&str>) {
-        let held: Vec<HeldTicket> = match job {
-            Some(id) => lock(&self.held).get(id).cloned().into_iter().collect(),
-            None => lock(&self.held).values().cloned().collect(),
-        };
-        for held in held {
-            self.link.handle().spawn(async move {
-                let _ = held.acker.ack_with(AckKind::Progress).await;
-            });
-        }
-    }
-}
-
-/// Takes a job from a worker that is gone, unless its record has changed; blocks.
-pub(super) fn recover(link: &Arc<Link>, replica: &Replica, job: KnownJob) -> Result<()> {
-    let mut changed = JobRecord::clone(&job.record);
-    let is_alive = |worker: &str| replica.is_alive(worker);
-    let given_up = rules::recover(&mut changed, is_alive, link.config.give_up, now());
-    tracing::warn!(job = changed.id, worker = job.record.worker, "taking a job from a worker that is gone");
-    if given_up {
-        bury(link, &changed);
-    }
-    let (writer, key) = (Arc::clone(link), JobRecord::record_key(&changed.id));
-    link.wait(async move { writer.update(&key, &changed, job.revision).await })??;
-    Ok(())
-}
-
-/// Writes a dead letter for a job that is given up. Its record says so in any case.
-fn bury(link: &Arc<Link>, job: &JobRecord) {
-    tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
-    let (writer, letter) = (Arc::clone(link), job.clone());
-    let buried = link.wait(async move { writer.publish_dead(&letter).await });
-    if let Err(error) = buried.and_then(|buried| buried) {
-        tracing::error!(job = job.id, %error, "can't write a dead letter");
     }
 }

@@ -1,10 +1,11 @@
 //! The gallery: all generated images that were not deleted.
 
 use kiln_engine::Request;
-use rusqlite::{OptionalExtension, Row, ToSql, params};
+use rusqlite::{OptionalExtension, Row, ToSql, Transaction, params};
 use serde::Serialize;
 
-use super::{ListBudget, Store, StoreError, parse_request, to_json};
+use super::jobs::{ListBudget, parse_request, to_json};
+use super::{Store, StoreError};
 
 /// A generated image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -211,4 +212,18 @@ impl Store {
         self.writer()?.execute("DELETE FROM pictures WHERE id = ?", [id])?;
         Ok(true)
     }
+}
+
+/// Deletes the images that a condition with one value describes; returns their files.
+pub(super) fn delete_images(
+    transaction: &Transaction<'_>,
+    condition: &str,
+    value: i64,
+) -> Result<Vec<String>, StoreError> {
+    let files = {
+        let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {condition}"))?;
+        query.query_map([value], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
+    };
+    transaction.execute(&format!("DELETE FROM pictures WHERE {condition}"), [value])?;
+    Ok(files)
 }

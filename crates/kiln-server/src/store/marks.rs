@@ -2,16 +2,8 @@
 
 use rusqlite::{OptionalExtension, TransactionBehavior, params};
 
-use super::retention::delete_images;
+use super::images::delete_images;
 use super::{Store, StoreError, now};
-
-pub(super) const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS marks (
-    picture TEXT PRIMARY KEY,
-    favourite INTEGER NOT NULL DEFAULT 0,
-    trashed INTEGER
-);
-";
 
 /// How long images stay in the trash, in milliseconds: a week.
 pub(super) const TRASH_LIFETIME: i64 = 7 * 24 * 3600 * 1000;

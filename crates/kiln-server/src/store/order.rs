@@ -4,13 +4,6 @@ use rusqlite::{TransactionBehavior, params};
 
 use super::{Store, StoreError};
 
-pub(super) const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS job_ranks (
-    job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
-    rank INTEGER NOT NULL
-);
-";
-
 /// The place of a job, as an expression over the table of jobs.
 pub(super) const RANK: &str = "coalesce((SELECT rank FROM job_ranks WHERE job = jobs.id), seq)";
 

@@ -5,17 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Store, StoreError};
 
-pub(super) const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS plots (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    client TEXT NOT NULL,
-    created INTEGER NOT NULL,
-    axes TEXT NOT NULL,
-    jobs TEXT NOT NULL
-);
-";
-
 /// Number of newest plots to keep. Their jobs and images stay.
 const KEEP_PLOTS: u32 = 200;
 

@@ -3,7 +3,9 @@
 use rusqlite::{OptionalExtension, params};
 use sha2::{Digest, Sha256};
 
-use super::{FileKind, GalleryLimits, JobRow, Store, StoreError, retention, to_json};
+use super::jobs::to_json;
+use super::{FileKind, GalleryLimits, JobRow, Store, StoreError, retention};
+use crate::generator::name;
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -54,7 +56,7 @@ impl Store {
             ],
         )?;
         for file in job.request.images() {
-            let input = super::InputFiles::hash(super::name(&file.path)).to_owned();
+            let input = super::InputFiles::hash(name(&file.path)).to_owned();
             transaction.execute(
                 "INSERT INTO job_inputs (job, input) SELECT ?1, ?2
                  WHERE NOT EXISTS (SELECT 1 FROM job_inputs WHERE job = ?1 AND input = ?2)",

@@ -1,7 +1,8 @@
 //! What the gallery keeps: a number of images, and optionally their bytes. Clients share it: who has the most loses first.
 
-use rusqlite::{Transaction, TransactionBehavior};
+use rusqlite::TransactionBehavior;
 
+use super::images::delete_images;
 use super::{Store, StoreError};
 
 /// Limits of the gallery.
@@ -83,20 +84,6 @@ impl Store {
         let bytes: i64 = self.reader().query_row(sum, [], |row| row.get(0))?;
         Ok(u64::try_from(bytes).is_ok_and(|bytes| bytes > limit))
     }
-}
-
-/// Deletes the images that a condition with one value describes; returns their files.
-pub(super) fn delete_images(
-    transaction: &Transaction<'_>,
-    condition: &str,
-    value: i64,
-) -> Result<Vec<String>, StoreError> {
-    let files = {
-        let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {condition}"))?;
-        query.query_map([value], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
-    };
-    transaction.execute(&format!("DELETE FROM pictures WHERE {condition}"), [value])?;
-    Ok(files)
 }
 
 #[cfg(test)]

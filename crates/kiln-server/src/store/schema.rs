@@ -2,12 +2,11 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::{StoreError, marks, order, plots};
+use super::StoreError;
 
 /// Statements that lead from each version to the next: version 0 is an empty database. Statements that were released
 /// never change; a change of the tables is a new entry.
-const MIGRATIONS: &[&str] =
-    &[TABLES, NOTES_KEYS_WEBHOOKS, marks::SCHEMA, order::SCHEMA, plots::SCHEMA, OWNERS, PRIORITIES];
+const MIGRATIONS: &[&str] = &[TABLES, NOTES_KEYS_WEBHOOKS, MARKS, RANKS, PLOTS, OWNERS, PRIORITIES];
 
 const NOTES_KEYS_WEBHOOKS: &str = "
 ALTER TABLE jobs ADD COLUMN notes TEXT;
@@ -88,6 +87,32 @@ CREATE TABLE IF NOT EXISTS pictures (
     recipe TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS pictures_job ON pictures (job);
+";
+
+const MARKS: &str = "
+CREATE TABLE IF NOT EXISTS marks (
+    picture TEXT PRIMARY KEY,
+    favourite INTEGER NOT NULL DEFAULT 0,
+    trashed INTEGER
+);
+";
+
+const RANKS: &str = "
+CREATE TABLE IF NOT EXISTS job_ranks (
+    job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
+    rank INTEGER NOT NULL
+);
+";
+
+const PLOTS: &str = "
+CREATE TABLE IF NOT EXISTS plots (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    client TEXT NOT NULL,
+    created INTEGER NOT NULL,
+    axes TEXT NOT NULL,
+    jobs TEXT NOT NULL
+);
 ";
 
 fn version(db: &Connection) -> Result<u32, StoreError> {

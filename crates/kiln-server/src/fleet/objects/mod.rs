@@ -3,6 +3,7 @@
 //! Every file is named by the SHA-256 of its content: equal files are stored once, and one whose content does not match
 //! its name is refused.
 
+mod content;
 mod nats;
 #[cfg(feature = "s3")]
 mod s3;
@@ -17,9 +18,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kiln_base::hex;
 
-pub use self::storage::S3Config;
-use self::storage::{Content, Storage};
-use super::link::{FleetError, Link, Result, patiently};
+use self::content::{Content, content_hash};
+use self::storage::Storage;
+use super::connect::patiently;
+use super::error::{FleetError, Result};
+use super::link::Link;
 use crate::store::{FileKind, Files, Store, StoreError};
 
 /// Most bytes of local copies; the oldest are deleted first.
@@ -135,11 +138,6 @@ impl Objects {
     }
 }
 
-/// The hash that names a file. On CPUs without SHA-256 instructions, `ring` takes a third less time than `sha2`.
-fn content_hash(bytes: &[u8]) -> ring::digest::Digest {
-    ring::digest::digest(&ring::digest::SHA256, bytes)
-}
-
 /// The hash in a file's name: 64 hex digits, and an optional extension.
 fn hash_of(name: &str) -> Option<[u8; 32]> {
     let (digits, extension) = name.split_once('.').unwrap_or((name, ""));
@@ -202,7 +200,7 @@ impl Files for Objects {
         let put = async move {
             let put = with_retries("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh));
             // The client of a gateway does not wait for a queue that is out of order; a worker keeps its images.
-            if link.is_gateway() { link.while_writable(put).await } else { put.await }
+            if link.is_hurried() { link.while_writable(put).await } else { put.await }
         };
         Ok(self.stored.link.wait(put)??)
     }

@@ -18,8 +18,10 @@ use futures_util::StreamExt;
 use kiln_base::hex;
 use tokio::io::AsyncReadExt;
 
-use super::storage::{Content, StoredObject, age};
-use crate::fleet::link::{Link, Result, failed, restore_stream};
+use super::content::{Content, StoredObject, age};
+use crate::fleet::connect::restore_stream;
+use crate::fleet::error::{Result, failed};
+use crate::fleet::link::Link;
 use crate::server::random_bytes;
 
 /// Bytes of a message. Few large ones are faster; by default servers refuse more than 1 MiB.

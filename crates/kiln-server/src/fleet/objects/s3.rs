@@ -15,8 +15,9 @@ use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
 use ureq::Agent;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
-use super::storage::{S3Config, StoredObject, age};
-use crate::fleet::link::{FleetError, Result};
+use super::content::{StoredObject, age};
+use crate::fleet::config::S3Config;
+use crate::fleet::error::{FleetError, Result};
 
 /// How long a request may take.
 const TIMEOUT: Duration = Duration::from_secs(9);

@@ -1,16 +1,18 @@
 //! Where the files of a fleet are: in NATS' object store, or in a bucket of an S3-compatible service.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kiln_base::hex;
 use serde::{Deserialize, Serialize};
 
-use super::content_hash;
+use super::content::{Content, StoredObject};
 use super::nats::NatsFiles;
 #[cfg(feature = "s3")]
 use super::s3::Bucket;
-use crate::fleet::link::{FleetError, Link, Result, WriteOutcome};
+use crate::fleet::bucket::WriteOutcome;
+use crate::fleet::error::{FleetError, Result};
+use crate::fleet::link::Link;
 use crate::server::random_bytes;
 
 /// The key of [`FilesRecord`].
@@ -25,46 +27,6 @@ struct FilesRecord {
     storage: String,
     /// The fleet's id: tells it apart from others that use the same bucket.
     fleet: String,
-}
-
-/// A bucket of an S3-compatible service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct S3Config {
-    /// `s3://BUCKET`, or `s3://BUCKET/PREFIX`.
-    pub url: String,
-    /// Settings under the names of the AWS tools' variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`.
-    pub settings: Vec<(String, String)>,
-}
-
-impl S3Config {
-    /// A bucket with the settings from the environment.
-    pub fn from_env(url: &str) -> S3Config {
-        let is_setting = |(name, _): &(String, String)| name.starts_with("AWS_");
-        let variables = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        S3Config { url: url.to_owned(), settings: variables.filter(is_setting).collect() }
-    }
-}
-
-/// What a file holds.
-pub(super) enum Content {
-    Missing,
-    /// It does not match the hash in its name.
-    Wrong,
-    Right(Vec<u8>),
-}
-
-impl Content {
-    /// Compares the content with the hash in its name.
-    pub(super) fn checked(bytes: Vec<u8>, hash: &[u8; 32]) -> Content {
-        if content_hash(&bytes).as_ref() == hash { Content::Right(bytes) } else { Content::Wrong }
-    }
-}
-
-/// A stored file.
-pub(super) struct StoredObject {
-    pub(super) name: String,
-    pub(super) age: Duration,
 }
 
 /// The files of a fleet. Errors are strings: the caller retries whatever they are.
@@ -151,11 +113,6 @@ impl Storage {
             Storage::S3(bucket) => bucket.list().await,
         }
     }
-}
-
-/// How long ago that was; zero if unknown or in the future.
-pub(super) fn age(modified: Option<impl Into<SystemTime>>) -> Duration {
-    modified.and_then(|time| time.into().elapsed().ok()).unwrap_or_default()
 }
 
 /// Records where the files are, or compares with what the fleet's first process recorded. Returns the fleet's id.

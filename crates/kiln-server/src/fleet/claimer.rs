@@ -1,0 +1,211 @@
+//! The thread of a worker that claims jobs while there is room for them.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kiln_base::lock;
+
+use super::records::JobRecord;
+use super::tickets::Tickets;
+use crate::Server;
+use crate::live::{Api, LiveJob};
+use crate::server::WeakServer;
+use crate::store::{JobEnd, JobState, now};
+use crate::traces::TraceContext;
+
+/// Assumed seconds to load a model that no worker has loaded yet.
+const LOAD_SECONDS: f64 = 8.0;
+/// How many jobs of one model run in a row before older ones of another.
+const MAX_IN_A_ROW: u32 = 8;
+/// How long a request for previews is kept that arrives before its job.
+pub(super) const PREVIEW_REQUEST_AGE: Duration = Duration::from_secs(10);
+
+/// Jobs whose previews somebody wants, and since when.
+pub(super) type PreviewRequests = Mutex<HashMap<String, Instant>>;
+
+/// The thread that claims jobs while there is room for them.
+pub(super) struct Claimer {
+    tickets: Arc<Tickets>,
+    server: WeakServer,
+    preview_requests: Arc<PreviewRequests>,
+    /// The model of the last job.
+    last_model: String,
+    /// How many jobs in a row had that model.
+    in_a_row: u32,
+    /// How long loading each model took here.
+    load_seconds: HashMap<String, f64>,
+    /// When tickets were last pulled without knowing of a queued job.
+    polled: Instant,
+    /// When the last pull found no ticket; `None` if it found one.
+    last_empty_pull: Option<Instant>,
+}
+
+impl Claimer {
+    pub(super) fn new(
+        tickets: &Arc<Tickets>,
+        server: WeakServer,
+        requests: &Arc<PreviewRequests>,
+    ) -> Claimer {
+        Claimer {
+            tickets: Arc::clone(tickets),
+            server,
+            preview_requests: Arc::clone(requests),
+            last_model: String::new(),
+            in_a_row: 0,
+            load_seconds: HashMap::new(),
+            polled: Instant::now(),
+            last_empty_pull: None,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while let Some(server) = self.server.upgrade() {
+            let poll = (self.tickets.link.config.ack_wait / 8).min(Duration::from_millis(500));
+            let is_due = self.polled.elapsed() >= poll;
+            let may_pull =
+                self.last_empty_pull.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
+            let mut starts = false;
+            let wanted = server.wait_for_room(Duration::from_millis(20), |free| {
+                starts = free;
+                if !free {
+                    // Claim ahead only if there are enough pending tickets for all workers.
+                    let workers = self.workers() as u64;
+                    return self.tickets.pending.load(SeqCst) >= workers && may_pull && self.any_queued();
+                }
+                is_due || (may_pull && self.any_queued())
+            });
+            match wanted {
+                None => return,
+                Some(false) => {}
+                Some(true) => self.claim(&server, is_due, starts),
+            }
+        }
+    }
+
+    fn any_queued(&self) -> bool {
+        let models = lock(&self.tickets.capabilities).models.clone();
+        models.iter().any(|(model, _)| self.tickets.has_queued(model))
+    }
+
+    fn workers(&self) -> usize {
+        self.tickets.replica.nodes().iter().filter(|node| node.worker).count().max(1)
+    }
+
+    /// Claims one job: of the last job's model if that still has its turn, else of the most urgent model. `starts` says
+    /// that a generator is free for it.
+    fn claim(&mut self, server: &Server, poll: bool, starts: bool) {
+        let loaded = server.loaded_models().into_iter();
+        self.load_seconds.extend(loaded.map(|model| (model.name, model.load_seconds)));
+        let mut models: Vec<String> =
+            lock(&self.tickets.capabilities).models.iter().map(|(model, _)| model.clone()).collect();
+        let stays = self.in_a_row < MAX_IN_A_ROW;
+        {
+            let state = self.tickets.replica.state();
+            let is_last = |model: &String| stays && *model == self.last_model;
+            models
+                .sort_by_key(|model| (!is_last(model), state.urgency(model).is_none(), state.urgency(model)));
+        }
+        if poll {
+            self.polled = Instant::now();
+        }
+        let mut found_any = false;
+        for model in models {
+            if !poll && !self.tickets.has_queued(&model) || !self.may_load(&model) {
+                continue;
+            }
+            match self.tickets.claim(&model, starts) {
+                Ok((Some(job), _)) => {
+                    self.last_empty_pull = None;
+                    self.in_a_row = if self.last_model == model { self.in_a_row + 1 } else { 0 };
+                    self.last_model = model;
+                    return enqueue_claimed(server, &self.tickets, &job, &self.preview_requests);
+                }
+                Ok((None, found)) => found_any |= found,
+                Err(error) => {
+                    tracing::warn!(%error, "can't pull tickets");
+                    self.tickets.forget_consumers();
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            }
+        }
+        self.last_empty_pull = (!found_any).then(Instant::now);
+        if !found_any {
+            self.tickets.pending.store(0, SeqCst);
+        }
+    }
+
+    /// Whether to take jobs of this model. If it is not the last job's, only if the workers that have it loaded are
+    /// busy for longer than loading it here takes.
+    fn may_load(&self, model: &str) -> bool {
+        if model == self.last_model || self.last_model.is_empty() {
+            return true;
+        }
+        let nodes = self.tickets.replica.nodes();
+        let others =
+            nodes.iter().filter(|node| node.worker && !node.draining && node.id != self.tickets.link.id);
+        let loaded: Vec<_> =
+            others.filter(|node| node.loaded.iter().any(|loaded| loaded.name == model)).collect();
+        if loaded.is_empty() {
+            return true;
+        }
+        let state = self.tickets.replica.state();
+        let work: f64 =
+            state.jobs.values().filter(|job| job.record.model == model).map(|job| job.record.cost).sum();
+        let speed: f64 = loaded.iter().map(|node| 1.0 / node.speed.unwrap_or(0.25).max(1e-6)).sum();
+        let own = self.load_seconds.get(model).copied();
+        let theirs = loaded.iter().flat_map(|node| &node.loaded).filter(|loaded| loaded.name == model);
+        let load = own.or_else(|| theirs.map(|loaded| loaded.load_seconds).reduce(f64::max));
+        work / speed > load.unwrap_or(LOAD_SECONDS)
+    }
+}
+
+/// Checks a claimed job again, and queues it here.
+pub(super) fn enqueue_claimed(
+    server: &Server,
+    tickets: &Tickets,
+    job: &JobRecord,
+    preview_requests: &PreviewRequests,
+) {
+    if let Err(error) = server.config.limits.check(&job.request, server.catalogue.as_ref()) {
+        tracing::error!(
+            job = job.id,
+            error.code,
+            error.message,
+            "refusing a job that no gateway would accept"
+        );
+        let end = JobEnd {
+            id: job.id.clone(),
+            state: JobState::Failed,
+            error: Some((error.code.into(), error.message)),
+            notes: Vec::new(),
+            finished: now(),
+            retry: false,
+        };
+        return server.record_end(end);
+    }
+    let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
+    live.run_alone = job.is_suspected();
+    (live.cost, live.priority, live.created) = (job.cost, job.priority, job.created);
+    live.trace = job.trace.as_deref().and_then(TraceContext::parse);
+    if lock(preview_requests).remove(&job.id).is_some_and(|since| since.elapsed() < PREVIEW_REQUEST_AGE) {
+        live.poll_preview();
+    }
+    server.enqueue(live);
+    // Cancellations from before it was queued here.
+    let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
+    if let (Some(live), Some(record)) = (server.live(&job.id), record) {
+        let is_own = record.worker.as_deref() == Some(&tickets.link.id);
+        apply_cancellation(server, &live, &record, is_own);
+    }
+    server.wake_all();
+}
+
+/// Cancels a job, or stops it at a preview, if its record says so.
+pub(super) fn apply_cancellation(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
+    if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
+        live.cancel();
+        server.wake_all();
+    }
+}

@@ -1,0 +1,168 @@
+//! The jobs that a worker holds: their tickets are kept alive until the jobs have ended or were given back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::message::AckKind;
+use kiln_base::lock;
+
+use super::bucket::WriteOutcome;
+use super::changes::change_job;
+use super::error::{FleetError, Result};
+use super::records::JobRecord;
+use super::recover::bury;
+use super::replica::KnownJob;
+use super::rules;
+use super::tickets::{HeldTicket, Release, Tickets};
+use crate::store::{JobEnd, JobState};
+
+/// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
+const ASIDE_DELAY: Duration = Duration::from_secs(1);
+/// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
+const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
+
+impl Tickets {
+    /// Notes that a job is being generated. A suspected one waits until that is recorded.
+    pub(super) fn set_began(&self, id: &str, is_planning: bool) {
+        let ticket = match lock(&self.held).get_mut(id) {
+            Some(held) if !held.began && (!is_planning || held.suspected) => {
+                held.began = true;
+                held.ticket
+            }
+            _ => return,
+        };
+        let (link, id) = (Arc::clone(&self.link), id.to_owned());
+        let recording = async move {
+            let own = link.id.clone();
+            let changed = change_job(&link, &id, |job| {
+                let changes = rules::is_claimed_by(job, &own, ticket) && !job.began;
+                job.began = true;
+                changes
+            });
+            if let Err(error) = changed.await {
+                tracing::warn!(job = id, %error, "can't record that a job is being generated");
+            }
+        };
+        if is_planning {
+            let _ = self.link.wait(recording);
+        } else {
+            self.link.handle().spawn(recording);
+        }
+    }
+
+    /// Changes the record of a job that this worker holds. `change` returns false to leave it as it is. Returns false
+    /// if the job is not this worker's any more, or the record was left as it is.
+    pub(super) fn change_own(
+        &self,
+        id: &str,
+        mut change: impl FnMut(&mut JobRecord) -> Result<bool>,
+    ) -> Result<bool> {
+        let Some(held) = lock(&self.held).get(id).cloned() else { return Ok(false) };
+        loop {
+            let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
+            let entry = self.link.wait(async move { link.entry(&key).await })??;
+            let Some(entry) = entry.filter(|entry| entry.is_present) else { return Ok(false) };
+            let mut job: JobRecord = serde_json::from_slice(&entry.value)
+                .map_err(|error| FleetError(format!("the record of job {id} can't be read: {error}")))?;
+            if !rules::is_claimed_by(&job, &self.link.id, held.ticket) || !change(&mut job)? {
+                return Ok(false);
+            }
+            if let WriteOutcome::Revision(_) = self.update(&job, entry.revision)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Records the end of a job, or returns it to the queue for another try, and releases its ticket. Returns whether
+    /// it has ended.
+    pub(super) fn finish(&self, end: &JobEnd) -> Result<bool> {
+        let mut ended = true;
+        let is_aside = end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str()));
+        let changed = self.change_own(&end.id, |job| {
+            // An attempt that ended because another worker took the job, which this one has claimed again since.
+            if end.state == JobState::Cancelled && !job.cancel && !job.stop_at_preview {
+                ended = false;
+                rules::give_back(job);
+                return Ok(true);
+            }
+            job.notes.clone_from(&end.notes);
+            job.error.clone_from(&end.error);
+            job.finished = Some(end.finished);
+            job.state = end.state;
+            ended = true;
+            if end.state == JobState::Failed && is_aside {
+                ended = false;
+                rules::set_aside(job, &self.link.id);
+            } else if end.state == JobState::Failed && end.retry {
+                ended = rules::fail(job, &self.link.id, self.link.config.give_up);
+                if ended {
+                    bury(&self.link, job);
+                }
+            }
+            Ok(true)
+        })?;
+        let Some(held) = lock(&self.held).remove(&end.id) else { return Ok(ended) };
+        let release = match (changed, ended) {
+            (true, true) => Release::Ack,
+            (true, false) if is_aside => Release::Return(ASIDE_DELAY),
+            (true, false) => Release::Return(Duration::ZERO),
+            // It ended and only the answer was lost, or another worker has it: the redelivered ticket settles which.
+            (false, _) => Release::Leave,
+        };
+        self.release(&held.acker, release);
+        Ok(ended)
+    }
+
+    /// Returns a job to the queue as if it had not been started.
+    pub(super) fn give_back(&self, id: &str) -> Result<()> {
+        let changed = self.change_own(id, |job| {
+            rules::give_back(job);
+            Ok(true)
+        })?;
+        let Some(held) = lock(&self.held).remove(id) else { return Ok(()) };
+        self.release(&held.acker, if changed { Release::Return(Duration::ZERO) } else { Release::Leave });
+        Ok(())
+    }
+
+    /// Returns jobs to the queue that name this worker although it does not have them: the answer to its claim was lost, and
+    /// so was the ticket whose redelivery would have shown that. `unheld` holds the records of such jobs by key and revision,
+    /// and since when.
+    pub(super) fn return_unheld(&self, unheld: &mut HashMap<(String, u64), Instant>) -> Result<()> {
+        let jobs: Vec<KnownJob> = self.replica.state().jobs.values().cloned().collect();
+        let is_unheld = |job: &&KnownJob| {
+            let is_own = job.record.worker.as_deref() == Some(self.link.id.as_str());
+            job.record.state == JobState::Running && is_own && !lock(&self.held).contains_key(&job.record.id)
+        };
+        let mut since = HashMap::new();
+        for job in jobs.iter().filter(is_unheld) {
+            let key = (JobRecord::record_key(&job.record.id), job.revision);
+            let first = unheld.get(&key).copied().unwrap_or_else(Instant::now);
+            since.insert(key, first);
+            if first.elapsed() > self.link.config.ack_wait {
+                let mut returned = JobRecord::clone(&job.record);
+                rules::give_back(&mut returned);
+                tracing::warn!(
+                    job = returned.id,
+                    "returning a job that was claimed without this worker's knowledge"
+                );
+                self.update(&returned, job.revision)?;
+            }
+        }
+        *unheld = since;
+        Ok(())
+    }
+
+    /// Tells the stream that a job, or every held one, is in progress.
+    pub(super) fn in_progress(&self, job: Option<&str>) {
+        let held: Vec<HeldTicket> = match job {
+            Some(id) => lock(&self.held).get(id).cloned().into_iter().collect(),
+            None => lock(&self.held).values().cloned().collect(),
+        };
+        for held in held {
+            self.link.handle().spawn(async move {
+                let _ = held.acker.ack_with(AckKind::Progress).await;
+            });
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What a worker writes: the ends of its jobs, and their images.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+
+use kiln_base::lock;
+use kiln_engine::Progress;
+
+use super::claimer::enqueue_claimed;
+use super::messages::{Outbox, Outgoing, ProgressMessage};
+use super::records::ImageRecord;
+use super::tickets::Tickets;
+use crate::live::LiveJob;
+use crate::server::WeakServer;
+use crate::store::{
+    Claim, GalleryLimits, IdempotencyKey, ImageRow, JobEnd, JobRow, Ledger, Marks, PlotRow, Store, StoreError,
+};
+use crate::work::batch_key;
+
+type Result<T> = std::result::Result<T, StoreError>;
+
+/// The ledger of a worker: writes the ends of its jobs, and their images.
+pub(super) struct WorkerLedger {
+    tickets: Arc<Tickets>,
+    store: Arc<Store>,
+    outbox: Arc<Outbox>,
+    /// The last preview that was sent of each job.
+    sent_previews: Mutex<HashMap<String, u32>>,
+    server: Mutex<Option<WeakServer>>,
+}
+
+impl WorkerLedger {
+    pub(super) fn new(tickets: &Arc<Tickets>, store: &Arc<Store>, outbox: &Arc<Outbox>) -> WorkerLedger {
+        WorkerLedger {
+            tickets: Arc::clone(tickets),
+            store: Arc::clone(store),
+            outbox: Arc::clone(outbox),
+            sent_previews: Mutex::default(),
+            server: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn set_server(&self, server: WeakServer) {
+        *lock(&self.server) = Some(server);
+    }
+
+    /// Takes no more jobs of a model that can't be loaded.
+    fn withdraw(&self, model: &str, reason: &str) {
+        self.tickets.withdrawn.insert(model, reason);
+        if let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) {
+            self.tickets.update_capabilities(&server);
+        }
+    }
+}
+
+/// The error of what only gateways do.
+fn unsupported<T>() -> Result<T> {
+    Err(StoreError::Queue("a worker accepts no requests".into()))
+}
+
+impl Ledger for Arc<WorkerLedger> {
+    fn submit(
+        &self,
+        _: &JobRow,
+        _: &LiveJob,
+        _: Option<&IdempotencyKey>,
+        _: Option<&str>,
+    ) -> Result<Option<Option<String>>> {
+        unsupported()
+    }
+
+    fn start(&self, id: &str) -> Result<()> {
+        // The claim was the start. Planning may kill a worker, too.
+        self.tickets.set_began(id, true);
+        Ok(())
+    }
+
+    fn load_failed(&self, reason: &str) {
+        let server = lock(&self.server).as_ref().and_then(WeakServer::upgrade);
+        let models = server.map(|server| server.catalogue.models()).unwrap_or_default();
+        let default = models.into_iter().find(|model| model.default);
+        default.into_iter().for_each(|model| self.withdraw(&model.name, reason));
+    }
+
+    fn generating(&self, id: &str) {
+        self.tickets.set_began(id, false);
+    }
+
+    fn undo_start(&self, id: &str) -> Result<()> {
+        Ok(self.tickets.give_back(id)?)
+    }
+
+    fn finish(&self, end: &JobEnd) -> Result<bool> {
+        lock(&self.sent_previews).remove(&end.id);
+        if let Some((code, reason)) = &end.error
+            && code == "model_failed"
+        {
+            let known = self.tickets.replica.state().jobs.get(&end.id).map(|job| job.record.model.clone());
+            // Before the job is returned, so that it is not claimed here again.
+            known.into_iter().for_each(|model| self.withdraw(&model, reason));
+        }
+        Ok(self.tickets.finish(end)?)
+    }
+
+    fn set_order(&self, _: &[String]) -> Result<()> {
+        unsupported()
+    }
+
+    fn save_image(&self, image: &ImageRow) -> Result<()> {
+        let ticket = lock(&self.tickets.held).get(&image.job).map(|held| held.ticket);
+        let Some(ticket) = ticket else { return Err(StoreError::Queue("another worker has the job".into())) };
+        let record = ImageRecord::new(image, &self.tickets.link.id, ticket.sequence);
+        let (link, key) = (Arc::clone(&self.tickets.link), format!("image.{}", image.id));
+        self.tickets.link.wait(async move { link.put(&key, &record).await })??;
+        Ok(())
+    }
+
+    fn delete_images_of(&self, job: &str) -> Result<()> {
+        // Another attempt replaces them: its images have the same names.
+        let _ = job;
+        Ok(())
+    }
+
+    fn delete_image(&self, _: &str) -> Result<bool> {
+        unsupported()
+    }
+
+    fn mark(&self, _: &[String], _: Marks) -> Result<Option<String>> {
+        unsupported()
+    }
+
+    fn insert_plot(&self, _: &PlotRow) -> Result<()> {
+        unsupported()
+    }
+
+    fn insert_session(&self, _: &crate::sessions::Session) -> Result<()> {
+        unsupported()
+    }
+
+    fn delete_session(&self, _: &crate::sessions::Session) -> Result<()> {
+        unsupported()
+    }
+
+    fn remove_webhook(&self, _: &str) -> Result<()> {
+        unsupported()
+    }
+
+    fn claim_input(&self, _: &str, _: &str, _: u64, _: u64) -> Result<Claim> {
+        unsupported()
+    }
+
+    fn touch_input(&self, _: &str, _: &str) -> Result<()> {
+        unsupported()
+    }
+
+    fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.store.check()?;
+        self.tickets.link.check()?;
+        let has_models = !lock(&self.tickets.capabilities).models.is_empty();
+        let withdrawn = self.tickets.withdrawn.list();
+        match withdrawn.into_iter().next().filter(|_| !has_models) {
+            Some((model, reason)) => Err(StoreError::Model(format!("{model}: {reason}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn progress(&self, live: &LiveJob) {
+        let link = &self.tickets.link;
+        self.tickets.in_progress(Some(&live.id));
+        let snapshot = live.snapshot();
+        let Progress { phase, image, images, step, steps, reused, tile, tiles, fraction } = snapshot.progress;
+        let message = ProgressMessage {
+            phase: phase.name().to_owned(),
+            image,
+            images,
+            step,
+            steps,
+            reused,
+            tile,
+            tiles,
+            fraction,
+            time_left: snapshot.time_left,
+            notes: snapshot.notes,
+        };
+        let payload = serde_json::to_vec(&message).unwrap_or_default();
+        let subject = link.subject("progress", &live.id);
+        self.outbox.send(Outgoing { subject, number: 0, payload: payload.into() });
+        let Some(preview) = snapshot.preview else { return };
+        let sent = lock(&self.sent_previews).insert(live.id.clone(), preview.number);
+        if sent.is_none_or(|sent| sent < preview.number)
+            && let Ok(png) = kiln_image::encode(&preview.image, kiln_image::Format::Png, None)
+        {
+            let subject = link.subject("preview", &live.id);
+            self.outbox.send(Outgoing { subject, number: preview.number, payload: png.into() });
+        }
+    }
+
+    fn claim_batch(&self, first: &LiveJob, room: u32) {
+        let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) else { return };
+        let known = self.tickets.replica.state().jobs.get(&first.id).map(|known| Arc::clone(&known.record));
+        let Some(job) = known.filter(|_| room > 0 && !first.run_alone) else { return };
+        let jobs = self.tickets.claim_batch(&job.model, &batch_key(&job.request), room);
+        jobs.iter().for_each(|job| enqueue_claimed(&server, &self.tickets, job, &Mutex::default()));
+    }
+
+    fn metrics(&self, out: &mut String) {
+        use std::fmt::Write;
+
+        let held = lock(&self.tickets.held).len();
+        let redelivered = self.tickets.redelivered.load(SeqCst);
+        let _ = writeln!(
+            out,
+            "# HELP kiln_jobs_in_flight Claimed jobs.\n# TYPE kiln_jobs_in_flight gauge\nkiln_jobs_in_flight {held}\n\
+             # HELP kiln_redeliveries_total Tickets that were delivered again.\n\
+             # TYPE kiln_redeliveries_total counter\nkiln_redeliveries_total {redelivered}"
+        );
+    }
+}
