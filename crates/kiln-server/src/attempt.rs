@@ -11,10 +11,10 @@ use kiln_check::Refusal;
 use kiln_engine::{Phase, Progress, Request};
 use kiln_image::RgbImage;
 
-use crate::Server;
+use crate::attempts::Attempts;
 use crate::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
+use crate::jobs::stopping_error;
 use crate::live::{LiveJob, Preview, SavedImage};
-use crate::server::stopping_error;
 use crate::store::{FileKind, ImageRow, JobEnd, JobState, now};
 use crate::traces::{Span, SpanKind, TraceContext};
 
@@ -23,7 +23,7 @@ const MIN_FRACTION_FOR_ESTIMATE: f32 = 0.05;
 
 /// An attempt at a job. Ends the job exactly once, at the latest when the last reference is dropped.
 pub(crate) struct JobAttempt {
-    server: Server,
+    attempts: Attempts,
     pub(crate) live: Arc<LiveJob>,
     model: String,
     state: Mutex<AttemptState>,
@@ -47,11 +47,11 @@ struct AttemptState {
 }
 
 impl JobAttempt {
-    pub(crate) fn new(server: &Server, live: &Arc<LiveJob>) -> Arc<JobAttempt> {
-        let default = || server.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
+    pub(crate) fn new(attempts: &Attempts, live: &Arc<LiveJob>) -> Arc<JobAttempt> {
+        let default = || attempts.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
         let named = live.request.model.as_deref().map(|model| name(model).to_owned());
         Arc::new(JobAttempt {
-            server: server.clone(),
+            attempts: attempts.clone(),
             live: Arc::clone(live),
             model: named.or_else(default).unwrap_or_default(),
             state: Mutex::new(AttemptState {
@@ -72,7 +72,7 @@ impl JobAttempt {
     pub(crate) fn start(&self, group_size: usize) {
         let live = &self.live;
         let waited = live.submitted.elapsed();
-        self.server.metrics.phase(Phase::Queue, waited);
+        self.attempts.metrics.phase(Phase::Queue, waited);
         let age = Duration::from_millis(u64::try_from(now() - live.created).unwrap_or(0));
         let queued = Instant::now().checked_sub(age.max(waited));
         self.span("queue", live.trace, queued.unwrap_or_else(Instant::now));
@@ -87,7 +87,7 @@ impl JobAttempt {
             (state.started, state.group_size) =
                 (Instant::now(), u32::try_from(group_size).unwrap_or(1).max(1));
         }
-        self.server.ledger.generating(&live.id);
+        self.attempts.ledger().generating(&live.id);
         live.change(|s| s.state = JobState::Running);
     }
 
@@ -100,14 +100,14 @@ impl JobAttempt {
             }
         }
         self.end_phase();
-        if let Err(error) = self.server.ledger.delete_images_of(&self.live.id) {
+        if let Err(error) = self.attempts.ledger().delete_images_of(&self.live.id) {
             tracing::warn!(job = self.live.id, %error, "failed to remove the images of a panicked attempt");
         }
         self.live.change(|s| {
             s.images.clear();
             s.progress = Progress::default();
         });
-        Some(JobAttempt::new(&self.server, &self.live))
+        Some(JobAttempt::new(&self.attempts, &self.live))
     }
 
     /// Ends the job if it was cancelled; returns whether it has ended.
@@ -129,7 +129,7 @@ impl JobAttempt {
     }
 
     fn is_timed_out(&self) -> bool {
-        self.state().started.elapsed() > self.server.config.job_timeout
+        self.state().started.elapsed() > self.attempts.config.job_timeout
     }
 
     fn end_phase(&self) {
@@ -140,7 +140,7 @@ impl JobAttempt {
     }
 
     fn count_phase(&self, phase: Phase, since: Instant) {
-        self.server.metrics.phase(phase, since.elapsed());
+        self.attempts.metrics.phase(phase, since.elapsed());
         self.span(phase.name(), self.trace, since);
     }
 
@@ -148,7 +148,7 @@ impl JobAttempt {
     fn span(&self, name: &'static str, parent: Option<TraceContext>, started: Instant) {
         let Some(context) = parent.map(TraceContext::child) else { return };
         let (kind, attributes) = (SpanKind::Internal, Vec::new());
-        self.server.tracer.send(Span { name, kind, context, parent, started, attributes, error: None });
+        self.attempts.tracer.send(Span { name, kind, context, parent, started, attributes, error: None });
     }
 
     /// Sends the whole attempt to the trace.
@@ -166,12 +166,20 @@ impl JobAttempt {
         let attributes = attributes.into_iter().filter(|(_, value)| !value.is_empty()).collect();
         let error = result.as_ref().err().map(|error| format!("{}: {}", error.code, error.message));
         let kind = SpanKind::Consumer;
-        self.server.tracer.send(Span { name: "generate", kind, context, parent, started, attributes, error });
+        self.attempts.tracer.send(Span {
+            name: "generate",
+            kind,
+            context,
+            parent,
+            started,
+            attributes,
+            error,
+        });
     }
 
     /// Asks the check whether an image may be stored; without a check all may. A refused image is remembered.
     fn passes_check(&self, image: &FinishedImage) -> Result<bool, JobError> {
-        let Some(check) = &self.server.config.check else { return Ok(true) };
+        let Some(check) = &self.attempts.config.check else { return Ok(true) };
         let recipe = kiln_engine::Recipe::parse(&image.recipe).ok();
         let prompt = recipe.as_ref().and_then(|recipe| recipe.request.prompts.first().map(String::as_str));
         let prompt = prompt.unwrap_or_else(|| prompt_of(&self.live.request, image.index));
@@ -182,7 +190,7 @@ impl JobAttempt {
             Refusal::Failed(detail) => tracing::error!(job, number, detail, "the check of an image failed"),
             Refusal::Refused(reason) => tracing::info!(job, number, reason, "image refused"),
         }
-        self.server.metrics.image_refused(refusal.is_verdict());
+        self.attempts.metrics.image_refused(refusal.is_verdict());
         self.state().refused.push((number, refusal.message()));
         Ok(false)
     }
@@ -205,14 +213,14 @@ impl JobAttempt {
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
         let parameters = kiln_engine::Recipe::parse(&finished.recipe).ok().map(|recipe| recipe.parameters());
-        let embedded = |text| Some(text).filter(|_| self.server.config.embed_recipes);
+        let embedded = |text| Some(text).filter(|_| self.attempts.config.embed_recipes);
         let recipe = embedded(&finished.recipe[..]);
         let parameters = parameters.as_deref().and_then(embedded);
         let encoded =
             kiln_image::encode_with_parameters(&finished.image, request.encoding(), recipe, parameters);
         let bytes = Bytes::from(encoded.map_err(|error| JobError::server("encoding", error.to_string()))?);
         let id = format!("{}-{}", self.live.id, finished.index);
-        let (ledger, files) = (&self.server.ledger, &self.server.files);
+        let (ledger, files) = (self.attempts.ledger(), &self.attempts.files);
         let row = ImageRow {
             file: files.name(&id, request.encoding().format.extension(), &bytes),
             id,
@@ -235,7 +243,7 @@ impl JobAttempt {
             files.discard_image(&row.file);
             return Err(JobError::server("storage", error.to_string()));
         }
-        self.server.metrics.image_saved(bytes.len(), finished.steps);
+        self.attempts.metrics.image_saved(bytes.len(), finished.steps);
         Ok(SavedImage { row, bytes })
     }
 }
@@ -271,11 +279,11 @@ impl JobSink for JobAttempt {
         let time_left = (fraction > MIN_FRACTION_FOR_ESTIMATE).then(|| spent / fraction * (1.0 - fraction));
         drop(state);
         self.live.change(|s| (s.progress, s.time_left) = (Progress { fraction, ..progress }, time_left));
-        self.server.ledger.progress(&self.live);
+        self.attempts.ledger().progress(&self.live);
     }
 
     fn batch(&self, own: u32, all: u32) {
-        self.server.metrics.batch(own, all);
+        self.attempts.metrics.batch(own, all);
     }
 
     fn note(&self, text: &str) {
@@ -285,11 +293,11 @@ impl JobSink for JobAttempt {
 
     fn wants_preview(&self) -> bool {
         // A preview shows what the check may refuse.
-        self.server.config.check.is_none() && self.live.wants_previews()
+        self.attempts.config.check.is_none() && self.live.wants_previews()
     }
 
     fn preview(&self, image: RgbImage) {
-        if self.server.config.check.is_some() {
+        if self.attempts.config.check.is_some() {
             return;
         }
         let number = {
@@ -298,7 +306,7 @@ impl JobSink for JobAttempt {
             state.previews
         };
         self.live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
-        self.server.ledger.progress(&self.live);
+        self.attempts.ledger().progress(&self.live);
         if self.live.stops_with_preview() {
             self.live.cancel();
         }
@@ -337,19 +345,19 @@ impl JobSink for JobAttempt {
         };
         let took = started.elapsed();
         let result = result.and_then(|()| self.refusal());
-        let timed_out = took > self.server.config.job_timeout && !self.live.is_cancelled();
+        let timed_out = took > self.attempts.config.job_timeout && !self.live.is_cancelled();
         let result = result.map_err(|error| {
             if timed_out && error.kind == ErrorKind::Cancelled {
                 JobError::server(
                     "timeout",
-                    format!("the job took longer than {} s", self.server.config.job_timeout.as_secs()),
+                    format!("the job took longer than {} s", self.attempts.config.job_timeout.as_secs()),
                 )
             } else {
                 error
             }
         });
         self.trace_end(started, &result);
-        self.server.end(&self.live, result, took / group_size);
+        self.attempts.end(&self.live, result, took / group_size);
     }
 }
 
@@ -359,7 +367,7 @@ impl Drop for JobAttempt {
             return;
         }
         let error = if std::thread::panicking() {
-            self.server.metrics.panicked();
+            self.attempts.metrics.panicked();
             JobError::server("panicked", "generation panicked")
         } else {
             JobError::server("generation_failed", "generation ended without a result")
@@ -368,7 +376,7 @@ impl Drop for JobAttempt {
     }
 }
 
-impl Server {
+impl Attempts {
     /// Records how a job ended; `took` is its share of the group's time.
     fn end(&self, live: &LiveJob, result: Result<(), JobError>, took: Duration) {
         let (mut state, mut error) = match result {
@@ -381,7 +389,7 @@ impl Server {
             state = if live.attached { JobState::Failed } else { JobState::Queued };
         }
         if state == JobState::Queued {
-            if let Err(error) = self.ledger.undo_start(&live.id) {
+            if let Err(error) = self.ledger().undo_start(&live.id) {
                 tracing::error!(job = live.id, %error, "failed to return a job to the queue");
             }
         } else {

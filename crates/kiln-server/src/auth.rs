@@ -7,23 +7,14 @@ use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::keys::{ApiKey, Quotas};
-use crate::sessions::{Hash, Session, Sessions, constant_time_eq, hash};
+use crate::keys::{ApiKey, KeyInfo};
+use crate::sessions::{Session, Sessions, constant_time_eq, hash};
 use crate::wrong_keys::WrongKeys;
 
 /// Name of the session cookie on an encrypted connection. Browsers accept this prefix only from the host itself.
 const SECURE_COOKIE: &str = "__Host-kiln_session";
 /// Name of the session cookie on a plain connection.
 pub(crate) const PLAIN_COOKIE: &str = "kiln_session";
-
-/// A key without its secret.
-#[derive(Debug)]
-pub(crate) struct KeyInfo {
-    hash: Hash,
-    pub(crate) name: String,
-    pub(crate) admin: bool,
-    pub(crate) quotas: Quotas,
-}
 
 /// What the headers of a request say about who sent it.
 #[derive(Clone, Debug)]

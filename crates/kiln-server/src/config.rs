@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kiln_check::ImageCheck;
 
+use crate::jobs::JobsConfig;
 use crate::keys::ApiKey;
 use crate::limits::Limits;
 use crate::proxies::Network;
@@ -73,6 +74,20 @@ impl Config {
             embed_recipes: true,
             check: None,
             traces: None,
+        }
+    }
+
+    /// The part of it that is about jobs.
+    pub(crate) fn of_jobs(&self) -> JobsConfig {
+        JobsConfig {
+            limits: self.limits.clone(),
+            model_aliases: self.model_aliases.clone(),
+            gallery: self.gallery,
+            grace: self.grace,
+            job_timeout: self.job_timeout,
+            embed_recipes: self.embed_recipes,
+            check: self.check.clone(),
+            traces: self.traces.clone(),
         }
     }
 }

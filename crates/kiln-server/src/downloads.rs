@@ -1,13 +1,13 @@
 //! Downloads of models, one at a time, with progress.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
 use serde::Serialize;
 
-use crate::Server;
 use crate::generator::{ErrorKind, JobError};
+use crate::jobs::Jobs;
 
 /// The state of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -89,24 +89,21 @@ impl Downloads {
         let running = all.get_mut(model).filter(|download| download.status == DownloadState::Running);
         running.map(|download| download.cancelled = true).is_some()
     }
-}
 
-impl Server {
     /// Starts to download a model on a thread of its own; fails with the name of one that is being downloaded.
-    pub(crate) fn start_download(&self, model: &str) -> Result<(), String> {
-        self.downloads.begin(model)?;
+    pub(crate) fn start(self: &Arc<Self>, jobs: &Jobs, model: &str) -> Result<(), String> {
+        self.begin(model)?;
         tracing::info!(model, "download started");
-        let (server, name) = (self.clone(), model.to_owned());
+        let (downloads, jobs, name) = (Arc::clone(self), jobs.clone(), model.to_owned());
         let run = move || {
-            let downloads = &server.downloads;
             let result =
-                server.catalogue.download(&name, &mut |bytes, total| downloads.progress(&name, bytes, total));
+                jobs.catalogue.download(&name, &mut |bytes, total| downloads.progress(&name, bytes, total));
             let error = result.as_ref().err().map(|error| error.message.clone());
             tracing::info!(model = name, error, "download ended");
             downloads.end(&name, result);
         };
         if let Err(error) = std::thread::Builder::new().name("download".into()).spawn(run) {
-            self.downloads.end(model, Err(JobError::server("download_failed", error.to_string())));
+            self.end(model, Err(JobError::server("download_failed", error.to_string())));
         }
         Ok(())
     }

@@ -65,7 +65,6 @@ impl FairQueue {
     }
 
     /// Adds a job at its place.
-    #[cfg(feature = "fleet")]
     pub(crate) fn insert(&mut self, job: QueuedJob) {
         let later = self.jobs.iter().rposition(|other| other.place <= job.place);
         self.add(later.map_or(0, |before| before + 1), job);
@@ -128,7 +127,6 @@ impl FairQueue {
     }
 
     /// Orders queues by how urgent their jobs are: by the highest priority, then by the place of the first job.
-    #[cfg(feature = "fleet")]
     pub(crate) fn urgency(&self) -> Option<(Reverse<Priority>, u64)> {
         let highest = Priority::ALL.into_iter().rfind(|priority| self.priorities[*priority as usize] > 0)?;
         self.jobs.first().map(|job| (Reverse(highest), job.place))
@@ -182,13 +180,11 @@ impl FairQueue {
     }
 
     /// The id of the next job among those that `may_run` accepts.
-    #[cfg(feature = "fleet")]
     pub(crate) fn choose(&self, may_run: impl Fn(&QueuedJob) -> bool) -> Option<&str> {
         self.next(&may_run).map(|(index, _)| self.jobs[index].id.as_str())
     }
 
     /// Takes the job with this id, for this process if `own`, else for another.
-    #[cfg(feature = "fleet")]
     pub(crate) fn take_id(&mut self, id: &str, own: bool) -> Option<QueuedJob> {
         let index = self.index(id)?;
         let last_group = self.last_group.clone();

@@ -7,8 +7,6 @@ use kiln_engine::{FileRef, Progress, Request, StepCounts};
 use kiln_image::RgbImage;
 use serde::{Deserialize, Serialize};
 
-use crate::Server;
-
 /// A model that requests can name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -246,8 +244,17 @@ pub struct FinishedImage {
 
 /// A job to plan: its request and access to its input images.
 pub struct JobInputs<'a> {
-    pub(crate) server: &'a Server,
     pub(crate) request: &'a Request,
+    pub(crate) source: &'a dyn InputSource,
+}
+
+/// Where the input images of jobs are, and how large images may be.
+pub(crate) trait InputSource: Sync {
+    /// An input image, decoded.
+    fn input_image(&self, name: &str) -> Result<InputImage, JobError>;
+
+    /// Checks the size of an image to generate.
+    fn check_size(&self, width: u32, height: u32) -> Result<(), JobError>;
 }
 
 /// An input image of a job.
@@ -271,12 +278,12 @@ impl JobInputs<'_> {
     /// Checks the size that a plan arrived at against the server's limits. A request that leaves sides out takes them from
     /// its model or its images.
     pub fn check_size(&self, width: u32, height: u32) -> Result<(), JobError> {
-        self.server.config.limits.check_size(width, height)
+        self.source.check_size(width, height)
     }
 
     /// Returns an image that the request names. An image decoded when the request arrived is not decoded again.
     pub fn image(&self, file: &FileRef) -> Result<InputImage, JobError> {
-        self.server.input_image(name(&file.path))
+        self.source.input_image(name(&file.path))
     }
 }
 

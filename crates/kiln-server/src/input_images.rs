@@ -8,16 +8,17 @@ use base64::prelude::BASE64_STANDARD;
 use kiln_engine::{FileRef, Request};
 use kiln_image::{Format, GrayImage, RgbImage};
 
-use crate::Server;
-use crate::api::Caller;
+use crate::caller::Caller;
 use crate::decode_budget::DecodePermit;
-use crate::generator::{InputImage, JobError, name};
+use crate::generator::{InputImage, InputSource, JobError, name};
+use crate::intake::Intake;
+use crate::jobs::Jobs;
 use crate::store::{Claim, FileKind, INPUT_PREFIX, ImageRow, InputFiles, StoreError};
 
 /// Prefix of generated images in a request.
 const GENERATED_PREFIX: &str = "picture:";
 
-impl Server {
+impl Intake {
     /// Checks a request and stores the images it brings. Blocks while they are decoded.
     pub(crate) fn accept_request(&self, mut request: Request, caller: &Caller) -> Result<Request, JobError> {
         let alias = |model: &std::path::PathBuf| {
@@ -83,7 +84,7 @@ impl Server {
         let input = if source.starts_with(INPUT_PREFIX) {
             let path = self.input_path(source, caller).map_err(storage)?;
             path.ok_or_else(|| missing("input"))?;
-            self.ledger.touch_input(source, &caller.client).map_err(storage)?;
+            self.keeping.touch_input(source, &caller.client).map_err(storage)?;
             source.to_owned()
         } else if let Some(id) = source.strip_prefix(GENERATED_PREFIX) {
             let row = self.image(id, caller).map_err(storage)?.ok_or_else(|| missing("image"))?;
@@ -96,19 +97,6 @@ impl Server {
         let pixels = self.input_pixels(&input, role)?;
         *file = input.into();
         Ok(pixels)
-    }
-
-    /// The number of pixels of a stored input, from the decoded image or the header of its file.
-    pub(crate) fn input_pixels(&self, input: &str, role: &str) -> Result<u64, JobError> {
-        let size = match self.decoded.get(input) {
-            Some(image) => (image.width(), image.height()),
-            None => {
-                let bytes = self.input_file(input).and_then(|path| std::fs::read(path).ok());
-                let bytes = bytes.ok_or_else(|| gone(input))?;
-                kiln_image::dimensions(role, &bytes).map_err(unreadable)?
-            }
-        };
-        Ok(u64::from(size.0) * u64::from(size.1))
     }
 
     /// Stores an image file under its hash and returns its input name; fails if it is not an image.
@@ -181,7 +169,7 @@ impl Server {
         Ok(input)
     }
 
-    /// [`Server::store_mask`] for a data URL or base64; an input name is returned as it is.
+    /// [`Intake::store_mask`] for a data URL or base64; an input name is returned as it is.
     pub(crate) fn store_mask_source(&self, source: String, caller: &Caller) -> Result<String, JobError> {
         if source.starts_with(INPUT_PREFIX) || source.starts_with(GENERATED_PREFIX) {
             Ok(source)
@@ -194,7 +182,7 @@ impl Server {
     fn keep_input(&self, input: &str, bytes: &[u8], caller: &Caller) -> Result<(), JobError> {
         let size = bytes.len() as u64;
         let quota = caller.quotas.inputs.unwrap_or(self.config.limits.inputs);
-        match self.ledger.claim_input(input, &caller.client, size, quota).map_err(storage)? {
+        match self.keeping.claim_input(input, &caller.client, size, quota).map_err(storage)? {
             Claim::Granted { evicted } => evicted.iter().for_each(|input| self.decoded.remove(input)),
             Claim::QuotaFull => {
                 let message = format!(
@@ -205,12 +193,6 @@ impl Server {
             }
         }
         self.files.put(FileKind::Input, InputFiles::hash(input), bytes).map_err(storage)
-    }
-
-    /// The file of an input, if there is one.
-    fn input_file(&self, input: &str) -> Option<PathBuf> {
-        let file = self.files.path(FileKind::Input, InputFiles::hash(input));
-        file.inspect_err(|error| tracing::warn!(%error, input, "can't read an input")).ok().flatten()
     }
 
     /// The file of an input that the caller may use.
@@ -252,9 +234,32 @@ impl Server {
             .reserve(memory)
             .map_err(|_| JobError::server("busy", "too many large images are being decoded; try again later"))
     }
+}
 
+impl Jobs {
+    /// The number of pixels of a stored input, from the decoded image or the header of its file.
+    pub(crate) fn input_pixels(&self, input: &str, role: &str) -> Result<u64, JobError> {
+        let size = match self.decoded.get(input) {
+            Some(image) => (image.width(), image.height()),
+            None => {
+                let bytes = self.input_file(input).and_then(|path| std::fs::read(path).ok());
+                let bytes = bytes.ok_or_else(|| gone(input))?;
+                kiln_image::dimensions(role, &bytes).map_err(unreadable)?
+            }
+        };
+        Ok(u64::from(size.0) * u64::from(size.1))
+    }
+
+    /// The file of an input, if there is one.
+    pub(crate) fn input_file(&self, input: &str) -> Option<PathBuf> {
+        let file = self.files.path(FileKind::Input, InputFiles::hash(input));
+        file.inspect_err(|error| tracing::warn!(%error, input, "can't read an input")).ok().flatten()
+    }
+}
+
+impl InputSource for Jobs {
     /// Returns an input image, from the cache or decoded from its file.
-    pub(crate) fn input_image(&self, input: &str) -> Result<InputImage, JobError> {
+    fn input_image(&self, input: &str) -> Result<InputImage, JobError> {
         let path = self.files.path(FileKind::Input, InputFiles::hash(input)).map_err(storage)?;
         let path = path.ok_or_else(|| gone(input))?;
         let image = match self.decoded.get(input) {
@@ -271,6 +276,10 @@ impl Server {
         };
         let sha256 = input.strip_prefix(INPUT_PREFIX).unwrap_or(input).to_owned();
         Ok(InputImage { image, path, sha256 })
+    }
+
+    fn check_size(&self, width: u32, height: u32) -> Result<(), JobError> {
+        self.config.limits.check_size(width, height)
     }
 }
 

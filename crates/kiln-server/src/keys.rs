@@ -8,6 +8,7 @@ use std::time::Instant;
 use kiln_base::{lock, parse_bytes};
 
 use crate::priority::Priority;
+use crate::sessions::Hash;
 
 /// Least length of a key that other machines can try.
 pub const MIN_KEY_LENGTH: usize = 16;
@@ -40,6 +41,22 @@ pub struct Quotas {
     pub priority: Option<Priority>,
     /// Whether it may train, on a server that allows trainings; admins always may.
     pub train: bool,
+}
+
+impl Quotas {
+    /// The priority of a client's jobs that ask for none.
+    pub(crate) fn usual_priority(&self) -> Priority {
+        self.priority.unwrap_or_default().min(Priority::Normal)
+    }
+}
+
+/// A key without its secret.
+#[derive(Debug)]
+pub(crate) struct KeyInfo {
+    pub(crate) hash: Hash,
+    pub(crate) name: String,
+    pub(crate) admin: bool,
+    pub(crate) quotas: Quotas,
 }
 
 impl std::fmt::Debug for ApiKey {

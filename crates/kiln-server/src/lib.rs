@@ -23,11 +23,15 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "what only fleets use"))]
 
+mod alone;
 mod api;
 mod attempt;
+mod attempts;
 mod auth;
 mod body_budget;
+mod caller;
 mod config;
 mod connections;
 mod decode_budget;
@@ -38,7 +42,10 @@ mod fair_queue;
 #[cfg(feature = "fleet")]
 pub mod fleet;
 mod generator;
+mod health;
 mod input_images;
+mod intake;
+mod jobs;
 mod keys;
 mod limits;
 mod listen;
@@ -47,7 +54,10 @@ mod metrics;
 mod page;
 mod priority;
 mod proxies;
+mod queue;
+mod random;
 mod resume;
+mod roles;
 mod server;
 mod sessions;
 mod store;

@@ -280,9 +280,14 @@ impl Limits {
     }
 
     /// Checks that a model is in the catalogue, or an alias of one.
-    pub(crate) fn check_model(&self, model: &str, server: &crate::Server) -> Result<(), JobError> {
-        let models = server.catalogue.models().into_iter().map(|model| model.name);
-        let aliases = server.config.model_aliases.iter().map(|(alias, _)| alias.clone());
+    pub(crate) fn check_model(
+        &self,
+        model: &str,
+        catalogue: &dyn Catalogue,
+        aliases: &[(String, String)],
+    ) -> Result<(), JobError> {
+        let models = catalogue.models().into_iter().map(|model| model.name);
+        let aliases = aliases.iter().map(|(alias, _)| alias.clone());
         check_known("model", "model", "model_not_found", model, &models.chain(aliases).collect::<Vec<_>>())
     }
 

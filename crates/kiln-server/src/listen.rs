@@ -16,13 +16,18 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::Server;
 use crate::api::error::{ApiError, BUSY_RETRY_SECONDS};
 use crate::api::{Peer, router};
+use crate::config::Config;
 use crate::connections::{Connection, Connections};
+use crate::jobs::Jobs;
+use crate::roles::Shutdown;
 use crate::stream::WriteTimeoutStream;
+use crate::tls::Tls;
 
 /// How long a request's headers may take to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -44,48 +49,51 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// probes see that the server is stopping.
 pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Output = ()>) {
     let app = router(server.clone());
-    serve_app(server, app, listener, stop).await;
+    serve_app(&server.config, server.jobs(), &server, app, listener, stop).await;
 }
 
 /// [`serve`] with these routes.
 pub(crate) async fn serve_app(
-    server: Server,
+    config: &Arc<Config>,
+    jobs: &Jobs,
+    shutdown: &impl Shutdown,
     app: Router,
     listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) {
-    let limits = &server.config.limits;
+    let limits = &config.limits;
     let connections = Connections::new(limits.connections, limits.connections_per_address);
-    let acceptor = Acceptor { app, server: server.clone(), listener, connections };
+    let hang_up = watch::Sender::new(false);
+    let acceptor = Acceptor { app, config: Arc::clone(config), hang_up, listener, connections };
     acceptor.accept_until(stop).await;
     tracing::info!("shutting down");
-    server.close();
-    acceptor.accept_until(finish_jobs(&server)).await;
-    let Acceptor { listener, connections, .. } = acceptor;
+    shutdown.close();
+    acceptor.accept_until(finish_jobs(jobs, shutdown)).await;
+    let Acceptor { listener, connections, hang_up, .. } = acceptor;
     drop(listener);
-    server.hang_up.send_replace(true);
+    hang_up.send_replace(true);
     let _ = timeout(DRAIN_TIMEOUT, connections.wait_until_closed()).await;
-    server.record_ends();
+    shutdown.record_ends();
 }
 
 /// Waits for the running jobs, at most for the grace period; then interrupts them.
-pub(crate) async fn finish_jobs(server: &Server) {
+pub(crate) async fn finish_jobs(jobs: &Jobs, shutdown: &impl Shutdown) {
     let generating = async {
-        // On a gateway jobs run elsewhere: it waits only for those whose clients wait.
-        let is_gateway = server.ledger.is_gateway();
-        while server.active().iter().any(|live| live.attached || !is_gateway) {
+        while jobs.active().iter().any(|live| shutdown.waits_for(live)) {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    if timeout(server.config.grace, generating).await.is_err() {
-        server.interrupt();
+    if timeout(jobs.config.grace, generating).await.is_err() {
+        jobs.interrupt();
     }
 }
 
 /// Accepts connections, within their limits.
 struct Acceptor {
-    server: Server,
+    config: Arc<Config>,
     app: Router,
+    /// Set once open connections must end.
+    hang_up: watch::Sender<bool>,
     listener: TcpListener,
     connections: Arc<Connections>,
 }
@@ -111,38 +119,46 @@ impl Acceptor {
 
     /// Serves a connection, unless there are too many.
     fn begin(&self, stream: TcpStream, peer: SocketAddr) {
-        let proxies = &self.server.config.trusted_proxies;
+        let proxies = &self.config.trusted_proxies;
         let proxy = proxies.iter().any(|proxy| proxy.contains(peer.ip()));
         let Some(connection) = self.connections.admit(peer.ip(), proxy) else {
             tracing::debug!(%peer, "too many connections");
             return;
         };
         let _ = stream.set_nodelay(true);
-        let (server, app) = (self.server.clone(), self.app.clone());
-        tokio::spawn(serve_connection(server, app, stream, peer, connection));
+        let ending = Ending { hang_up: self.hang_up.subscribe(), io_timeout: self.config.io_timeout };
+        let (tls, app) = (self.config.tls.clone(), self.app.clone());
+        tokio::spawn(serve_connection(ending, tls, app, stream, peer, connection));
     }
 }
 
+/// What ends a connection.
+struct Ending {
+    hang_up: watch::Receiver<bool>,
+    io_timeout: Duration,
+}
+
 async fn serve_connection(
-    server: Server,
+    ending: Ending,
+    tls: Option<Arc<Tls>>,
     app: Router,
     stream: TcpStream,
     address: SocketAddr,
     connection: Arc<Connection>,
 ) {
-    let stream = WriteTimeoutStream::new(stream, Arc::clone(&connection), server.config.io_timeout);
-    let peer = Peer { address, encrypted: server.config.tls.is_some() };
+    let stream = WriteTimeoutStream::new(stream, Arc::clone(&connection), ending.io_timeout);
+    let peer = Peer { address, encrypted: tls.is_some() };
     let app = TowerToHyperService::new(app.layer(axum::Extension(peer)));
-    let ended = match server.config.tls.clone() {
-        None => serve_http1(&server, app, stream, &connection).await,
+    let ended = match tls {
+        None => serve_http1(ending, app, stream, &connection).await,
         Some(tls) => {
             let accepted = tokio::select! {
                 accepted = tls.accept(stream) => accepted,
                 () = connection.must_close(IDLE_TIMEOUT, IDLE_TIMEOUT) => return,
             };
             match accepted {
-                Ok((stream, true)) => serve_http2(&server, app, stream, &connection).await,
-                Ok((stream, false)) => serve_http1(&server, app, stream, &connection).await,
+                Ok((stream, true)) => serve_http2(ending, app, stream, &connection).await,
+                Ok((stream, false)) => serve_http1(ending, app, stream, &connection).await,
                 Err(error) => return tracing::debug!(%error, %address, "TLS handshake failed"),
             }
         }
@@ -153,7 +169,7 @@ async fn serve_connection(
 }
 
 async fn serve_http1(
-    server: &Server,
+    ending: Ending,
     app: TowerToHyperService<Router>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     connection: &Arc<Connection>,
@@ -164,11 +180,11 @@ async fn serve_http1(
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
-    drive(server, connection, std::pin::pin!(http), |http| http.graceful_shutdown()).await
+    drive(ending, connection, std::pin::pin!(http), |http| http.graceful_shutdown()).await
 }
 
 async fn serve_http2(
-    server: &Server,
+    ending: Ending,
     app: TowerToHyperService<Router>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     connection: &Arc<Connection>,
@@ -181,24 +197,23 @@ async fn serve_http2(
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEADERS as u32)
         .serve_connection(TokioIo::new(stream), service);
-    drive(server, connection, std::pin::pin!(http), |http| http.graceful_shutdown()).await
+    drive(ending, connection, std::pin::pin!(http), |http| http.graceful_shutdown()).await
 }
 
 /// Drives a connection to its end: by itself, when the server stops, or when it must close.
 async fn drive<C: Future<Output = hyper::Result<()>>>(
-    server: &Server,
+    mut ending: Ending,
     connection: &Connection,
     mut http: Pin<&mut C>,
     shut_down: impl Fn(Pin<&mut C>),
 ) -> hyper::Result<()> {
-    let mut hang_up = server.hang_up.subscribe();
     tokio::select! {
         ended = http.as_mut() => ended,
-        () = async { drop(hang_up.wait_for(|hang_up| *hang_up).await) } => {
+        () = async { drop(ending.hang_up.wait_for(|hang_up| *hang_up).await) } => {
             shut_down(http.as_mut());
             http.await
         }
-        () = connection.must_close(IDLE_TIMEOUT, server.config.io_timeout) => {
+        () = connection.must_close(IDLE_TIMEOUT, ending.io_timeout) => {
             shut_down(http.as_mut());
             timeout(CLOSE_TIMEOUT, http).await.unwrap_or(Ok(()))
         }

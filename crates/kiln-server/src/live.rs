@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::generator::JobError;
 use crate::priority::Priority;
-use crate::store::{ImageRow, JobState, now};
+use crate::store::{ImageRow, JobRow, JobState, now};
 use crate::traces::TraceContext;
 
 /// A saved image: its database row and the bytes of its file.
@@ -119,6 +119,25 @@ impl LiveJob {
         }
     }
 
+    /// It as a new row of the database.
+    pub(crate) fn row(&self) -> JobRow {
+        JobRow {
+            id: self.id.clone(),
+            client: self.client.clone(),
+            attached: self.attached,
+            priority: self.priority,
+            request: self.request.clone(),
+            unreadable: None,
+            state: JobState::Queued,
+            attempts: 0,
+            created: self.created,
+            started: None,
+            finished: None,
+            error: None,
+            notes: Vec::new(),
+        }
+    }
+
     pub(crate) fn watch(&self) -> watch::Receiver<JobSnapshot> {
         self.snapshot.subscribe()
     }
@@ -190,7 +209,6 @@ impl LiveJob {
     }
 
     /// Another process generates the job: `tell` passes requests for previews on.
-    #[cfg(feature = "fleet")]
     pub(crate) fn set_remote(&self, tell: impl Fn(WatchRequest) + Send + Sync + 'static) {
         let _ = self.remote.set(Box::new(tell));
     }

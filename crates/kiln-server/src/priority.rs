@@ -1,11 +1,6 @@
 //! The priority of a job: jobs of a lower one wait while there are others.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
-use crate::api::Caller;
-use crate::api::fields::Fields;
-use crate::generator::JobError;
 
 /// Which jobs go first. Between jobs of one priority, clients take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -46,29 +41,5 @@ impl Priority {
     /// The priority that a number of the database stands for.
     pub(crate) fn from_number(number: i64) -> Priority {
         Priority::ALL.into_iter().find(|priority| priority.number() == number).unwrap_or_default()
-    }
-
-    /// The priority of a client's jobs that ask for none.
-    pub(crate) fn of_caller(caller: &Caller) -> Priority {
-        caller.quotas.priority.unwrap_or_default().min(Priority::Normal)
-    }
-
-    /// Takes the priority out of a job's fields. A client may ask for at most its own.
-    pub(crate) fn of_fields(fields: &mut Fields, caller: &Caller) -> Result<Priority, JobError> {
-        let invalid = |code, message| Err(JobError::request(code, message).param("priority"));
-        let highest = caller.quotas.priority.unwrap_or(Priority::High);
-        let priority = match fields.remove("priority") {
-            None | Some(Value::Null) => return Ok(Priority::of_caller(caller)),
-            Some(Value::String(name)) => Priority::parse(&name),
-            Some(_) => None,
-        };
-        match priority {
-            None => invalid("invalid_value", "priority must be `low`, `normal` or `high`".to_owned()),
-            Some(asked) if asked > highest => invalid(
-                "not_allowed",
-                format!("this API key's jobs have at most the priority `{}`", highest.name()),
-            ),
-            Some(asked) => Ok(asked),
-        }
     }
 }

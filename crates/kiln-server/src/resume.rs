@@ -1,6 +1,6 @@
 //! Unfinished jobs of an earlier process: resumed, or failed if that is not possible.
 
-use crate::Server;
+use crate::attempts::Attempts;
 use crate::generator::JobError;
 use crate::live::{Api, LiveJob};
 use crate::store::{JobEnd, JobRow, JobState, StoreError, now};
@@ -8,7 +8,7 @@ use crate::store::{JobEnd, JobRow, JobState, StoreError, now};
 /// A job during which the process died this often fails instead of being retried.
 const MAX_ATTEMPTS: u32 = 2;
 
-impl Server {
+impl Attempts {
     /// Puts the jobs of an earlier process back into the queue, and fails those that can't be resumed.
     pub(crate) fn resume_unfinished(&self) -> Result<(), StoreError> {
         for job in self.store.unfinished()? {

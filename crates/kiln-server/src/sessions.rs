@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::server::random_bytes;
+use crate::random::random_bytes;
 use crate::store::now;
 
 /// How long a session lasts.

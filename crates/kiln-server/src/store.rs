@@ -10,13 +10,11 @@ mod idempotency;
 mod images;
 mod inputs;
 mod jobs;
-mod ledger;
 mod lock;
 mod marks;
 mod order;
 mod plots;
 mod private;
-#[cfg(feature = "fleet")]
 mod replica;
 mod retention;
 mod schema;
@@ -33,13 +31,12 @@ use kiln_base::lock;
 use rusqlite::Connection;
 
 pub use error::StoreError;
-pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
+pub(crate) use files::{FileKind, Files, INPUT_PREFIX, InputFiles, thumbnail_file};
 pub(crate) use idempotency::IdempotencyKey;
 pub use images::{ImageQuery, ImageRow};
 pub(crate) use inputs::Claim;
 pub(crate) use jobs::JobEnd;
 pub use jobs::{JobRow, JobState};
-pub(crate) use ledger::{FileKind, Files, Ledger, Local};
 pub(crate) use marks::Marks;
 pub(crate) use plots::PlotRow;
 pub use retention::GalleryLimits;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use kiln_base::{hex, lock};
 use serde_json::{Value, json};
 
-use crate::server::random_bytes;
+use crate::random::random_bytes;
 
 /// How long spans wait for others before they are sent.
 const DELAY: Duration = Duration::from_secs(1);

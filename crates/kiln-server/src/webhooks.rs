@@ -9,20 +9,18 @@ mod address;
 mod signature;
 
 use std::collections::HashSet;
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use kiln_base::lock;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::Server;
-use crate::api::fields::Fields;
-use crate::api::jobs::JobView;
+use crate::api::job_view::JobView;
 use crate::generator::JobError;
-use crate::server::WeakServer;
+use crate::intake::Intake;
 use crate::store::now;
 
 /// Waiting times before a call is repeated; after the last one the server gives up.
@@ -71,18 +69,23 @@ impl WebhookConfig {
     }
 }
 
-/// The thread that starts the calls of webhooks; started with the first call.
-#[derive(Default)]
+/// The webhooks of jobs, and the thread that starts their calls; started with the first call.
 pub(crate) struct Webhooks {
+    config: Option<WebhookConfig>,
+    intake: Intake,
     thread: Mutex<Option<Sender<Message>>>,
     /// The jobs whose calls are not finished: whoever asks again for one is not heard.
     pending: Mutex<HashSet<String>>,
 }
 
 impl Webhooks {
+    pub(crate) fn new(config: Option<WebhookConfig>, intake: &Intake) -> Webhooks {
+        Webhooks { config, intake: intake.clone(), thread: Mutex::default(), pending: Mutex::default() }
+    }
+
     /// Calls the webhook of an ended job, if it has one. Doesn't wait.
-    pub(crate) fn call(&self, server: &Server, job: &str) {
-        if server.config.webhooks.is_none() || !lock(&self.pending).insert(job.to_owned()) {
+    pub(crate) fn call(self: &Arc<Self>, job: &str) {
+        if self.config.is_none() || !lock(&self.pending).insert(job.to_owned()) {
             return;
         }
         let mut calls = lock(&self.thread);
@@ -92,25 +95,23 @@ impl Webhooks {
         }
         let (sender, receiver) = channel();
         let _ = sender.send(ended());
-        let (server, results) = (server.downgrade(), sender.clone());
+        let (webhooks, results) = (Arc::downgrade(self), sender.clone());
         let thread = std::thread::Builder::new().name("webhooks".into());
-        match thread.spawn(move || run(&server, &receiver, &results)) {
+        match thread.spawn(move || run(&webhooks, &receiver, &results)) {
             Ok(_) => *calls = Some(sender),
             Err(error) => tracing::error!(%error, "failed to start the webhooks' thread"),
         }
     }
-}
 
-impl Server {
     /// Takes the webhook out of a job's fields and checks it.
-    pub(crate) fn webhook_of(&self, fields: &mut Fields) -> Result<Option<String>, JobError> {
+    pub(crate) fn of_fields(&self, fields: &mut Map<String, Value>) -> Result<Option<String>, JobError> {
         let invalid = |message: String| JobError::request("invalid_value", message).param("webhook");
         let url = match fields.remove("webhook") {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::String(url)) => url,
             Some(_) => return Err(invalid("webhook must be a URL".into())),
         };
-        let Some(config) = &self.config.webhooks else {
+        let Some(config) = &self.config else {
             let message = "this server has no webhooks: they need --webhook-secret";
             return Err(JobError::request("not_supported", message).param("webhook"));
         };
@@ -141,7 +142,7 @@ enum Message {
 
 /// Starts calls until the server is gone: one at a time for a client, so that an address that doesn't answer keeps only
 /// the calls of its own client waiting.
-fn run(server: &WeakServer, messages: &Receiver<Message>, sender: &Sender<Message>) {
+fn run(webhooks: &Weak<Webhooks>, messages: &Receiver<Message>, sender: &Sender<Message>) {
     let (mut pending, mut calling) = (Vec::<Pending>::new(), HashSet::new());
     loop {
         let waiting = pending.iter().filter(|call| !calling.contains(&call.client));
@@ -149,10 +150,10 @@ fn run(server: &WeakServer, messages: &Receiver<Message>, sender: &Sender<Messag
         // Look up now and then whether the server is still there.
         let wait = next.map_or(TIMEOUT, |due| due.saturating_duration_since(Instant::now()).min(TIMEOUT));
         let message = messages.recv_timeout(wait);
-        let Some(server) = server.upgrade() else { return };
+        let Some(webhooks) = webhooks.upgrade() else { return };
         match message {
             Ok(Message::Ended(job)) => {
-                let client = server.store.client_of(&job).ok().flatten().unwrap_or_default();
+                let client = webhooks.intake.store.client_of(&job).ok().flatten().unwrap_or_default();
                 pending.push(Pending { job, client, failures: 0, due: Instant::now() });
             }
             Ok(Message::Called(client, again)) => {
@@ -167,31 +168,31 @@ fn run(server: &WeakServer, messages: &Receiver<Message>, sender: &Sender<Messag
         };
         let due: Vec<Pending> = pending.extract_if(.., may_start).collect();
         for call in due {
-            start(&server, call, sender.clone());
+            start(&webhooks, call, sender.clone());
         }
     }
 }
 
 /// Tries a call on a thread of its own.
-fn start(server: &Server, call: Pending, sender: Sender<Message>) {
-    let (calls, client, job) = (server.clone(), call.client.clone(), call.job.clone());
+fn start(webhooks: &Arc<Webhooks>, call: Pending, sender: Sender<Message>) {
+    let (calls, client, job) = (Arc::clone(webhooks), call.client.clone(), call.job.clone());
     let calling = move || {
         let again = attempt(&calls, call);
         drop(calls);
         let _ = sender.send(Message::Called(client, again));
     };
     if let Err(error) = std::thread::Builder::new().name("webhook".into()).spawn(calling) {
-        lock(&server.webhooks.pending).remove(&job);
+        lock(&webhooks.pending).remove(&job);
         tracing::error!(%error, "failed to start a thread for a webhook; it is called at the next start");
     }
 }
 
 /// Tries a call; returns it if it must be repeated.
-fn attempt(server: &Server, call: Pending) -> Option<Pending> {
+fn attempt(webhooks: &Webhooks, call: Pending) -> Option<Pending> {
     let Pending { job, client, failures, .. } = call;
-    match deliver(server, &job) {
+    match deliver(webhooks, &job) {
         Ok(false) => {
-            lock(&server.webhooks.pending).remove(&job);
+            lock(&webhooks.pending).remove(&job);
             return None;
         }
         Ok(true) => tracing::info!(job, "webhook called"),
@@ -203,8 +204,8 @@ fn attempt(server: &Server, call: Pending) -> Option<Pending> {
             None => tracing::error!(job, reason, "webhook failed; giving up"),
         },
     }
-    match server.ledger.remove_webhook(&job) {
-        Ok(()) => drop(lock(&server.webhooks.pending).remove(&job)),
+    match webhooks.intake.keeping.remove_webhook(&job) {
+        Ok(()) => drop(lock(&webhooks.pending).remove(&job)),
         // It stays pending: it must not be called again for this.
         Err(error) => tracing::error!(job, %error, "failed to record that a webhook was called"),
     }
@@ -212,10 +213,10 @@ fn attempt(server: &Server, call: Pending) -> Option<Pending> {
 }
 
 /// Calls the webhook of a job; returns whether it has one.
-fn deliver(server: &Server, job: &str) -> Result<bool, String> {
-    let Some(config) = &server.config.webhooks else { return Ok(false) };
-    let Some(url) = server.store.webhook(job).map_err(|error| error.to_string())? else { return Ok(false) };
-    let view = JobView::stored(server, job).map_err(|error| error.body().detail)?;
+fn deliver(webhooks: &Webhooks, job: &str) -> Result<bool, String> {
+    let (Some(config), jobs) = (&webhooks.config, webhooks.intake.jobs()) else { return Ok(false) };
+    let Some(url) = jobs.store.webhook(job).map_err(|error| error.to_string())? else { return Ok(false) };
+    let view = JobView::stored(jobs, job).map_err(|error| error.body().detail)?;
     let body = serde_json::json!({ "type": "job.ended", "timestamp": now(), "data": view }).to_string();
     let (id, timestamp) = (format!("msg_{job}"), (now() / 1000).to_string());
     let signature = signature::sign(&config.secret, &id, &timestamp, &body);

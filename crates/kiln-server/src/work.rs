@@ -2,15 +2,15 @@
 
 use kiln_engine::Request;
 
-use crate::Server;
 use crate::fair_queue::QueuedJob;
 use crate::generator::name;
+use crate::jobs::Jobs;
 use crate::live::LiveJob;
 
 /// An initial image is shrunk to this many pixels, unless the request gives a size.
 const MAX_INIT_PIXELS: u64 = 1 << 20;
 
-impl Server {
+impl Jobs {
     pub(crate) fn queued_job(&self, live: &LiveJob) -> QueuedJob {
         QueuedJob {
             id: live.id.clone(),

@@ -1,41 +1,24 @@
 //! Who sends a request: what it counts for, what it may see, and whether it gets in at all.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Version, header};
 
-use super::Peer;
 use super::error::ApiError;
-use crate::Server;
-use crate::auth::{Auth, Identity, KeyInfo, is_same_origin};
+use crate::auth::{Auth, Identity, is_same_origin};
+use crate::caller::Caller;
+use crate::config::Config;
 use crate::connections::network;
+use crate::jobs::Jobs;
 use crate::keys::Quotas;
 use crate::proxies::Origin;
 use crate::traces::TraceContext;
 
 /// When to try again after too many wrong keys, in seconds.
 const WRONG_KEYS_RETRY_SECONDS: u64 = 10;
-
-/// Who sends a request.
-#[derive(Clone, Debug)]
-pub(crate) struct Caller {
-    /// What turns, quotas and ownership count for: `key:NAME`, or the address where there are no keys. Nothing that a
-    /// client can make up.
-    pub(crate) client: String,
-    /// Whether it may see and change everything: an admin key, or a server without keys.
-    pub(crate) admin: bool,
-    pub(crate) quotas: Quotas,
-    pub(crate) key: Option<Arc<KeyInfo>>,
-    /// Whether the client's connection is encrypted.
-    pub(crate) secure: bool,
-    /// The address under which the client knows this server, such as `http://localhost:7860`; empty without a host.
-    pub(crate) base_url: String,
-    /// The trace that the request belongs to, as its header `traceparent` says.
-    pub(crate) trace: Option<TraceContext>,
-}
 
 impl Caller {
     fn new(identity: Identity, origin: &Origin, host: Option<&str>) -> Option<Caller> {
@@ -65,32 +48,12 @@ impl Caller {
         }
     }
 
-    /// Whether it may see and change what this client made.
-    pub(crate) fn sees(&self, client: &str) -> bool {
-        self.admin || self.client == client
-    }
-
-    /// Whether this client is the caller itself; without keys everybody is.
-    pub(crate) fn owns(&self, client: &str) -> bool {
-        self.key.is_none() || self.client == client
-    }
-
-    /// The client whose jobs and images it sees; `None` for all.
-    pub(crate) fn only(&self) -> Option<&str> {
-        (!self.admin).then_some(self.client.as_str())
-    }
-
     /// Refuses keys that are not marked `admin`.
     pub(crate) fn require_admin(&self) -> Result<(), ApiError> {
         if self.admin {
             return Ok(());
         }
         Err(ApiError::new(StatusCode::FORBIDDEN, "admin_only", "this needs a key that is marked `admin`"))
-    }
-
-    /// Whether it may train, where trainings are allowed.
-    pub(crate) fn may_train(&self) -> bool {
-        self.admin || self.quotas.train
     }
 
     /// The caller of a request, as the middleware found it.
@@ -107,6 +70,21 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) encrypted: bool,
+}
+
+/// What decides who gets in.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    pub(crate) config: Arc<Config>,
+    pub(crate) auth: Arc<Auth>,
+    pub(crate) jobs: Jobs,
+}
+
 /// Why a request is refused before it is handled.
 pub(crate) enum Refusal {
     /// At once.
@@ -116,15 +94,15 @@ pub(crate) enum Refusal {
 }
 
 /// Finds out who sends a request; `None` for routes that are open to all.
-pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Caller>, Refusal> {
+pub(crate) fn identify(gate: &Gate, request: &Request) -> Result<Option<Caller>, Refusal> {
     let headers = request.headers();
     let peer = request.extensions().get::<Peer>().copied();
     let peer = peer.unwrap_or(Peer { address: (Ipv4Addr::LOCALHOST, 0).into(), encrypted: false });
-    let origin = Origin::new(peer.address.ip(), peer.encrypted, headers, &server.config.trusted_proxies);
+    let origin = Origin::new(peer.address.ip(), peer.encrypted, headers, &gate.config.trusted_proxies);
     let named = host(request).map_err(Refusal::Error)?;
     let host = origin.host.as_deref().or(named);
     let page = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
-    if !is_same_origin(host, page, &server.config.hosts) {
+    if !is_same_origin(host, page, &gate.config.hosts) {
         let message = "cross-site request, or a host name this server doesn't accept";
         return Err(Refusal::Error(ApiError::new(StatusCode::FORBIDDEN, "foreign", message)));
     }
@@ -133,12 +111,12 @@ pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Call
         return Ok(None);
     }
     let address = network(origin.address);
-    if Auth::carries_key(headers) && !server.auth.wrong_keys.may_try(address) {
+    if Auth::carries_key(headers) && !gate.auth.wrong_keys.may_try(address) {
         let message = "too many wrong API keys from this address; try again later";
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
         return Err(Refusal::Error(error.retry_after(WRONG_KEYS_RETRY_SECONDS)));
     }
-    let identity = server.auth.identify(headers, origin.secure);
+    let identity = gate.auth.identify(headers, origin.secure);
     if matches!(identity, Identity::Wrong) {
         return Err(Refusal::WrongKey(address));
     }

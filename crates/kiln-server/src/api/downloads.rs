@@ -67,7 +67,7 @@ pub(crate) async fn start(
             );
             return Err(ApiError::new(StatusCode::FORBIDDEN, "license_not_accepted", message));
         }
-        server.start_download(&model).map_err(|running| {
+        server.downloads.start(server.jobs(), &model).map_err(|running| {
             let message = format!("`{running}` is being downloaded; wait for it, or cancel it");
             ApiError::new(StatusCode::CONFLICT, "busy", message)
         })?;

@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::generator::{ErrorKind, JobError};
-use crate::server::SubmitError;
+use crate::roles::SubmitError;
 use crate::store::StoreError;
 
 /// When to try again after `busy`, in seconds.

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use crate::server::random_seed;
+use crate::random::random_seed;
 
 /// A JSON object's fields.
 pub(crate) type Fields = Map<String, Value>;

@@ -3,41 +3,18 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use kiln_image::{Encoding, Filter};
 use serde::{Deserialize, Serialize};
 
 use super::conditional::ETag;
 use super::error::ApiError;
 use super::file::{bytes_response, file_response};
+use super::image_view::{ImageView, shrink};
 use super::{Caller, Path, Query, checked_limit, immutable, json, response, run_blocking};
-use crate::Server;
-use crate::generator::JobError;
+use crate::intake::Intake;
 use crate::store::{FileKind, ImageQuery, ImageRow, thumbnail_file};
 
-/// The longest side of a thumbnail, in pixels.
-const THUMBNAIL_SIDE: u32 = 320;
 /// Maximum bytes of the words of a search: all prompts are compared with them.
 const MAX_SEARCH: usize = 256;
-
-/// A generated image and its URLs.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub(crate) struct ImageView {
-    /// The image.
-    #[serde(flatten)]
-    row: ImageRow,
-    /// The URL of its file.
-    url: String,
-    /// The URL of its thumbnail, a JPEG.
-    thumbnail: String,
-}
-
-impl From<ImageRow> for ImageView {
-    fn from(row: ImageRow) -> ImageView {
-        let url = format!("/v1/pictures/{}/file", row.id);
-        ImageView { thumbnail: format!("/v1/pictures/{}/thumbnail", row.id), url, row }
-    }
-}
 
 /// The parameters of the list of images.
 #[derive(Deserialize)]
@@ -74,7 +51,7 @@ pub(crate) struct ImageList {
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn list(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Query(params): Query<ImageListParams>,
 ) -> Result<Response, ApiError> {
@@ -90,18 +67,18 @@ pub(crate) async fn list(
     let (rows, more) = run_blocking(move || {
         if let Some(before) = &query.before {
             // Otherwise a list would end at an image that was deleted meanwhile.
-            server.image(before, &caller)?.ok_or_else(|| ApiError::not_found("image", before))?;
+            intake.image(before, &caller)?.ok_or_else(|| ApiError::not_found("image", before))?;
         }
-        Ok::<_, ApiError>(server.store.search(&query)?)
+        Ok::<_, ApiError>(intake.store.search(&query)?)
     })
     .await?;
     Ok(json(StatusCode::OK, &ImageList { data: rows.into_iter().map(ImageView::from).collect(), more }))
 }
 
 /// An image that the caller may see.
-async fn find(server: &Server, id: String, caller: Caller) -> Result<ImageRow, ApiError> {
-    let server = server.clone();
-    run_blocking(move || server.image(&id, &caller)?.ok_or_else(|| ApiError::not_found("image", &id))).await
+async fn find(intake: &Intake, id: String, caller: Caller) -> Result<ImageRow, ApiError> {
+    let intake = intake.clone();
+    run_blocking(move || intake.image(&id, &caller)?.ok_or_else(|| ApiError::not_found("image", &id))).await
 }
 
 /// Returns an image's metadata.
@@ -110,11 +87,11 @@ async fn find(server: &Server, id: String, caller: Caller) -> Result<ImageRow, A
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn details(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &ImageView::from(find(&server, id, caller).await?)))
+    Ok(json(StatusCode::OK, &ImageView::from(find(&intake, id, caller).await?)))
 }
 
 /// Returns an image's recipe, as `kiln info` shows it.
@@ -123,11 +100,11 @@ pub(crate) async fn details(
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn recipe(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, id, caller).await?;
+    let row = find(&intake, id, caller).await?;
     Ok(response(StatusCode::OK, "application/json", row.recipe.into()))
 }
 
@@ -137,12 +114,12 @@ pub(crate) async fn recipe(
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn delete(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let found = server.image(&id, &caller)?.is_some() && server.ledger.delete_image(&id)?;
+        let found = intake.image(&id, &caller)?.is_some() && intake.keeping.delete_image(&id)?;
         found.then_some(()).ok_or_else(|| ApiError::not_found("image", &id))
     })
     .await?;
@@ -155,16 +132,16 @@ pub(crate) async fn delete(
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn file(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, id, caller).await?;
+    let row = find(&intake, id, caller).await?;
     let media_type = row.request.encoding().format.media_type();
     let response = run_blocking(move || {
         let missing = || ApiError::not_found("file of image", &row.id);
-        let path = server.files.path(FileKind::Image, &row.file)?.ok_or_else(missing)?;
+        let path = intake.files.path(FileKind::Image, &row.file)?.ok_or_else(missing)?;
         let etag = Some(ETag::of_name(&row.id));
         file_response(&path, media_type, etag, &headers).map(immutable).map_err(|_| missing())
     });
@@ -177,42 +154,28 @@ pub(crate) async fn file(
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn thumbnail(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, id, caller).await?;
-    let bytes = run_blocking(move || load_thumbnail(&server, &row)).await?;
+    let row = find(&intake, id, caller).await?;
+    let bytes = run_blocking(move || load_thumbnail(&intake, &row)).await?;
     Ok(immutable(bytes_response(bytes.into(), "image/jpeg", &headers)))
 }
 
 /// Reads the thumbnail, or creates it at the first request.
-fn load_thumbnail(server: &Server, row: &ImageRow) -> Result<Vec<u8>, ApiError> {
+fn load_thumbnail(intake: &Intake, row: &ImageRow) -> Result<Vec<u8>, ApiError> {
     let name = thumbnail_file(&row.file);
-    if let Ok(bytes) = std::fs::read(server.store.image_path(&name)) {
+    if let Ok(bytes) = std::fs::read(intake.store.image_path(&name)) {
         return Ok(bytes);
     }
     let unreadable = |_: std::io::Error| ApiError::not_found("file of image", &row.id);
-    let path = server.files.path(FileKind::Image, &row.file)?;
+    let path = intake.files.path(FileKind::Image, &row.file)?;
     let path = path.ok_or_else(|| ApiError::not_found("file of image", &row.id))?;
     let bytes = std::fs::read(path).map_err(unreadable)?;
-    let bytes = shrink(server, &row.id, &bytes)?;
+    let bytes = shrink(intake, &row.id, &bytes)?;
     // If it can't be written, it is created again next time.
-    let _ = server.store.write_image(&name, &bytes);
+    let _ = intake.store.write_image(&name, &bytes);
     Ok(bytes)
-}
-
-/// A thumbnail of an image file, as JPEG.
-pub(crate) fn shrink(server: &Server, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
-    let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
-    let memory = kiln_image::decoding_bytes(name, bytes).map_err(failed)?;
-    let busy = |_| ApiError::from(JobError::server("busy", "too many images are being decoded"));
-    let _memory = server.decode_budget.reserve(memory).map_err(busy)?;
-    let image = kiln_image::from_bytes(name, bytes).map_err(failed)?;
-    let longest = image.width().max(image.height()).max(THUMBNAIL_SIDE);
-    let side = |side: u32| (side * THUMBNAIL_SIDE / longest).max(1);
-    let small = kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic);
-    let encoding = Encoding { quality: Some(85), ..kiln_image::Format::Jpeg.into() };
-    kiln_image::encode_with(&small, encoding, None).map_err(failed)
 }

@@ -14,10 +14,9 @@ use super::error::ApiError;
 use super::openai::{Answer, ResponseFormat};
 use super::sse::{EventSource, event, stream_events};
 use super::{Caller, json, submit_attached, wait_until_ended};
-use crate::Server;
 use crate::generator::{JobError, name};
+use crate::intake::{AttachedJob, Intake};
 use crate::live::{Api, JobSnapshot, Preview, PreviewGuard, SavedImage};
-use crate::server::AttachedJob;
 use crate::store::JobState;
 
 /// Generated images in OpenAI's format.
@@ -71,7 +70,7 @@ impl Endpoint {
 
 /// Runs a request as a job; responds when it is done, or streams events.
 pub(crate) async fn respond(
-    server: Server,
+    intake: Intake,
     caller: Caller,
     request: Request,
     answer: Answer,
@@ -82,7 +81,7 @@ pub(crate) async fn respond(
     let named = request.model.as_deref().map_or("", name);
     let default_format =
         if named.starts_with("dall-e") { ResponseFormat::Url } else { ResponseFormat::B64Json };
-    let attached = submit_attached(&server, request, &caller, Api::OpenAi, permit).await?;
+    let attached = submit_attached(&intake, request, &caller, Api::OpenAi, permit).await?;
     if answer.stream {
         let max_previews = answer.partial_images;
         let watch = attached.live.watch();
@@ -95,7 +94,7 @@ pub(crate) async fn respond(
             sent_previews: 0,
             last_preview: 0,
         };
-        return Ok(stream_events(&server, watch, source));
+        return Ok(stream_events(&intake, watch, source));
     }
     let end = wait_until_ended(&attached).await;
     if let Some(error) = end.error {

@@ -13,6 +13,7 @@ use super::recipes::UNREADABLE;
 use super::{Caller, Path, immutable, json, run_blocking, with_location};
 use crate::Server;
 use crate::generator::JobError;
+use crate::intake::Intake;
 
 /// An uploaded image.
 #[derive(Serialize)]
@@ -61,14 +62,14 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn file(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let missing = || ApiError::not_found("input", &id);
-        let path = server.input_path(&id, &caller)?.ok_or_else(missing)?;
+        let path = intake.input_path(&id, &caller)?.ok_or_else(missing)?;
         // Not a media type a browser would run; `<img>` shows it all the same.
         let etag = Some(ETag::of_name(&id));
         let response = file_response(&path, "application/octet-stream", etag, &headers);

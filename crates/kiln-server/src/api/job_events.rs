@@ -13,11 +13,11 @@ use kiln_image::Encoding;
 use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
-use super::gallery::ImageView;
-use super::jobs::JobView;
+use super::image_view::ImageView;
+use super::job_view::JobView;
 use super::sse::{EventSource, RETRY, event_with_id, stream_events};
 use super::{Caller, Path, Query, response};
-use crate::Server;
+use crate::jobs::Jobs;
 use crate::live::{JobSnapshot, LiveJob, Preview, PreviewGuard};
 
 /// The parameters of a job's event stream.
@@ -38,7 +38,7 @@ pub(crate) struct EventParams {
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn events(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
     caller: Caller,
     Path(id): Path<String>,
     Query(params): Query<EventParams>,
@@ -48,16 +48,15 @@ pub(crate) async fn events(
     if last.as_ref().is_some_and(|last| last.ended) {
         return Ok(response(StatusCode::NO_CONTENT, "text/event-stream", Bytes::new()));
     }
-    let Some(live) = server.live(&id).filter(|live| caller.sees(&live.client)) else {
-        let view = JobView::load(&server, id, caller).await?;
+    let Some(live) = jobs.live(&id).filter(|live| caller.sees(&live.client)) else {
+        let view = JobView::load(&jobs, id, caller).await?;
         return Ok(ended(&view, last));
     };
     let preview_guard = (params.previews == Some(true)).then(|| live.watch_previews());
     let watch = live.watch();
     let id = last.unwrap_or_default();
-    let source =
-        JobEvents { server: server.clone(), live, preview_guard, last_preview: 0, started: false, id };
-    Ok(stream_events(&server, watch, source))
+    let source = JobEvents { jobs: jobs.clone(), live, preview_guard, last_preview: 0, started: false, id };
+    Ok(stream_events(&jobs, watch, source))
 }
 
 /// The events of a job that has ended: the images that the client missed, if it knows of any, and the end.
@@ -107,7 +106,7 @@ impl EventId {
 
 /// The events of a job, for one client.
 struct JobEvents {
-    server: Server,
+    jobs: Jobs,
     live: Arc<LiveJob>,
     preview_guard: Option<PreviewGuard>,
     /// Number of the last preview sent.
@@ -142,7 +141,7 @@ impl EventSource for JobEvents {
     type Snapshot = JobSnapshot;
 
     fn events(&mut self, snapshot: &JobSnapshot, closing: bool) -> (Vec<Bytes>, bool) {
-        let view = JobView::from_live(&self.server, &self.live, snapshot);
+        let view = JobView::from_live(&self.jobs, &self.live, snapshot);
         let mut events = Vec::new();
         if !std::mem::replace(&mut self.started, true) {
             events.push(Bytes::from_static(RETRY));

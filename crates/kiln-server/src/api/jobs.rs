@@ -4,168 +4,25 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use kiln_base::hex;
-use kiln_engine::{Phase, Progress, Request, wildcards};
+use kiln_engine::{Request, wildcards};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::body::Json;
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
-use super::gallery::ImageView;
+use super::job_view::JobView;
 use super::{Caller, Path, Query, checked_limit, json, run_blocking, with_location};
 use crate::Server;
-use crate::live::{Api, JobSnapshot, LiveJob};
+use crate::generator::JobError;
+use crate::intake::{Intake, NewJob};
+use crate::jobs::Jobs;
+use crate::live::Api;
 use crate::priority::Priority;
-use crate::server::{NewJob, SubmitError, random_seed};
+use crate::random::random_seed;
+use crate::roles::SubmitError;
 use crate::store::{IdempotencyKey, JobRow, JobState};
-
-/// A job.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub(crate) struct JobView {
-    /// Its id.
-    id: String,
-    /// `queued`, `running`, `done`, `failed` or `cancelled`.
-    status: JobState,
-    /// Number of jobs whose turn comes before its own, while it is queued.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    position: Option<usize>,
-    /// Its priority.
-    priority: Priority,
-    /// Its progress, while it is running.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    progress: Option<ProgressView>,
-    /// When it was submitted, in milliseconds since 1970.
-    created: i64,
-    /// When it was started.
-    started: Option<i64>,
-    /// When it ended.
-    finished: Option<i64>,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorView>,
-    /// Its images that are finished.
-    pub(crate) pictures: Vec<ImageView>,
-    /// Messages about this job, such as adjusted settings.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    notes: Vec<String>,
-    /// The request.
-    #[serde(rename = "order")]
-    request: Request,
-}
-
-/// Why a job failed.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub(crate) struct ErrorView {
-    /// A stable code for programs.
-    code: String,
-    /// A message for people.
-    message: String,
-}
-
-/// The progress of a job.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub(crate) struct ProgressView {
-    /// The current phase.
-    phase: Phase,
-    /// The current image, from 0.
-    picture: u32,
-    /// Number of images of the job.
-    pictures: u32,
-    /// Finished steps of the current image.
-    step: u32,
-    /// Steps per image.
-    steps: u32,
-    /// Steps of the current image so far that reused the step cache.
-    reused: u32,
-    /// The tile in progress, from 1, of an image that is upscaled; else 0.
-    tile: u32,
-    /// Number of tiles of an image that is upscaled; else 0.
-    tiles: u32,
-    /// Progress of the whole job, from 0 to 1.
-    fraction: f32,
-    /// Estimated seconds left, once known.
-    time_left: Option<f32>,
-}
-
-impl ProgressView {
-    fn new(progress: &Progress, time_left: Option<f32>) -> ProgressView {
-        let Progress { phase, image: picture, images: pictures, step, steps, reused, tile, tiles, fraction } =
-            *progress;
-        ProgressView { phase, picture, pictures, step, steps, reused, tile, tiles, fraction, time_left }
-    }
-}
-
-impl JobView {
-    pub(crate) fn from_live(server: &Server, live: &LiveJob, snapshot: &JobSnapshot) -> JobView {
-        let error = snapshot.error.as_ref();
-        JobView {
-            id: live.id.clone(),
-            status: snapshot.state,
-            position: server.position(&live.id),
-            priority: live.priority,
-            progress: (snapshot.state == JobState::Running)
-                .then(|| ProgressView::new(&snapshot.progress, snapshot.time_left)),
-            created: live.created,
-            started: None,
-            finished: None,
-            error: error.map(|e| ErrorView { code: e.code.into(), message: e.message.clone() }),
-            pictures: snapshot.images.iter().map(|image| ImageView::from(image.row.clone())).collect(),
-            notes: snapshot.notes.clone(),
-            request: live.request.clone(),
-        }
-    }
-
-    fn from_row(server: &Server, row: JobRow) -> Result<JobView, ApiError> {
-        let images = server.store.images_of(&row.id)?;
-        Ok(JobView {
-            status: row.state,
-            position: None,
-            priority: row.priority,
-            progress: None,
-            created: row.created,
-            started: row.started,
-            finished: row.finished,
-            error: row.error.map(|(code, message)| ErrorView { code, message }),
-            pictures: images.into_iter().map(ImageView::from).collect(),
-            notes: row.notes,
-            request: row.request,
-            id: row.id,
-        })
-    }
-
-    /// A job that the caller may see.
-    pub(crate) fn find(server: &Server, id: &str, caller: &Caller) -> Result<JobView, ApiError> {
-        JobView::find_if(server, id, |client| caller.sees(client))
-    }
-
-    /// A job, if `visible` accepts the client that submitted it.
-    pub(crate) fn find_if(
-        server: &Server,
-        id: &str,
-        visible: impl Fn(&str) -> bool,
-    ) -> Result<JobView, ApiError> {
-        if let Some(live) = server.live(id).filter(|live| visible(&live.client)) {
-            return Ok(JobView::from_live(server, &live, &live.snapshot()));
-        }
-        let row = server.stored_job(id)?.filter(|row| visible(&row.client));
-        JobView::from_row(server, row.ok_or_else(|| ApiError::not_found("job", id))?)
-    }
-
-    /// The job as it is stored, which is its end even before the queue has forgotten it.
-    pub(crate) fn stored(server: &Server, id: &str) -> Result<JobView, ApiError> {
-        let row = server.stored_job(id)?.ok_or_else(|| ApiError::not_found("job", id))?;
-        JobView::from_row(server, row)
-    }
-
-    /// [`JobView::find`] away from the threads that serve requests.
-    pub(crate) async fn load(server: &Server, id: String, caller: Caller) -> Result<JobView, ApiError> {
-        let server = server.clone();
-        run_blocking(move || JobView::find(&server, &id, &caller)).await
-    }
-}
 
 /// The parameters of submitting a job.
 #[derive(Deserialize)]
@@ -195,10 +52,10 @@ pub(crate) async fn submit(
             key.as_ref().map(|key| server.store.job_of_key(key)).transpose()?.flatten()
         {
             let same = key.is_some_and(|key| key.fingerprint == fingerprint);
-            return if same { repeated(&server, &job) } else { Err(other_request()) };
+            return if same { repeated(server.jobs(), &job) } else { Err(other_request()) };
         }
-        let webhook = server.webhook_of(&mut fields)?;
-        let priority = Priority::of_fields(&mut fields, &caller)?;
+        let webhook = server.webhooks.of_fields(&mut fields)?;
+        let priority = priority_of(&mut fields, &caller)?;
         let mut request = parse_request(&fields)?;
         if params.wildcards == Some(true) {
             // Before they multiply: every image gets its own prompt.
@@ -211,13 +68,32 @@ pub(crate) async fn submit(
         let new = NewJob { request, caller, api: Api::Jobs, attached: false, key, webhook, priority };
         let live = match server.submit(new) {
             // The key was used at the same time: the other request was first.
-            Err(SubmitError::Repeated(Some(job))) => return repeated(&server, &job),
+            Err(SubmitError::Repeated(Some(job))) => return repeated(server.jobs(), &job),
             Err(SubmitError::Repeated(None)) => return Err(other_request()),
             submitted => submitted?,
         };
-        Ok(accepted(&JobView::from_live(&server, &live, &live.snapshot())))
+        Ok(accepted(&JobView::from_live(server.jobs(), &live, &live.snapshot())))
     })
     .await
+}
+
+/// Takes the priority out of a job's fields. A client may ask for at most its own.
+fn priority_of(fields: &mut Fields, caller: &Caller) -> Result<Priority, JobError> {
+    let invalid = |code, message| Err(JobError::request(code, message).param("priority"));
+    let highest = caller.quotas.priority.unwrap_or(Priority::High);
+    let priority = match fields.remove("priority") {
+        None | Some(Value::Null) => return Ok(caller.quotas.usual_priority()),
+        Some(Value::String(name)) => Priority::parse(&name),
+        Some(_) => None,
+    };
+    match priority {
+        None => invalid("invalid_value", "priority must be `low`, `normal` or `high`".to_owned()),
+        Some(asked) if asked > highest => invalid(
+            "not_allowed",
+            format!("this API key's jobs have at most the priority `{}`", highest.name()),
+        ),
+        Some(asked) => Ok(asked),
+    }
 }
 
 fn accepted(view: &JobView) -> Response {
@@ -225,8 +101,8 @@ fn accepted(view: &JobView) -> Response {
 }
 
 /// The response to a request that was sent before.
-fn repeated(server: &Server, job: &str) -> Result<Response, ApiError> {
-    let mut response = accepted(&JobView::find_if(server, job, |_| true)?);
+fn repeated(jobs: &Jobs, job: &str) -> Result<Response, ApiError> {
+    let mut response = accepted(&JobView::find_if(jobs, job, |_| true)?);
     response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
     Ok(response)
 }
@@ -289,16 +165,16 @@ pub(crate) struct JobList {
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn list(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
     caller: Caller,
     Query(params): Query<JobListParams>,
 ) -> Result<Response, ApiError> {
     let limit = checked_limit(params.limit, 50, 1000)?;
     run_blocking(move || {
-        let rows = server.stored_jobs(limit, caller.only())?;
-        let view = |row: JobRow| match server.live(&row.id) {
-            Some(live) => Ok(JobView::from_live(&server, &live, &live.snapshot())),
-            None => JobView::from_row(&server, row),
+        let rows = jobs.stored_jobs(limit, caller.only())?;
+        let view = |row: JobRow| match jobs.live(&row.id) {
+            Some(live) => Ok(JobView::from_live(&jobs, &live, &live.snapshot())),
+            None => JobView::from_row(&jobs, row),
         };
         let data = rows.into_iter().map(view).collect::<Result<_, ApiError>>()?;
         Ok::<_, ApiError>(json(StatusCode::OK, &JobList { data }))
@@ -312,11 +188,11 @@ pub(crate) async fn list(
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn status(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &JobView::load(&server, id, caller).await?))
+    Ok(json(StatusCode::OK, &JobView::load(&jobs, id, caller).await?))
 }
 
 /// Returns a job once it is done; 409 before.
@@ -325,11 +201,11 @@ pub(crate) async fn status(
     (status = "4XX", description = "Not found, or not done", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn result(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let view = JobView::load(&server, id, caller).await?;
+    let view = JobView::load(&jobs, id, caller).await?;
     let conflict = |code: &str, message: String| Err(ApiError::new(StatusCode::CONFLICT, code, message));
     match (view.status, &view.error) {
         (JobState::Done, _) => Ok(json(StatusCode::OK, &view)),
@@ -344,14 +220,14 @@ pub(crate) async fn result(
     (status = "4XX", description = "Not found, or already ended", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn cancel(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let visible = server.live(&id).is_some_and(|live| caller.sees(&live.client));
-        let cancelled = visible && server.cancel_now(&id);
-        let view = JobView::find(&server, &id, &caller)?;
+        let visible = intake.live(&id).is_some_and(|live| caller.sees(&live.client));
+        let cancelled = visible && intake.cancel_now(&id);
+        let view = JobView::find(intake.jobs(), &id, &caller)?;
         if cancelled {
             return Ok(json(StatusCode::OK, &view));
         }

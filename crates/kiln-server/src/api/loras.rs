@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
 use super::file::{bytes_response, file_response};
-use super::gallery::shrink;
+use super::image_view::shrink;
 use super::{Caller, Path, Query, cached_while_valid, json, response, run_blocking, trainings};
 use crate::Server;
 use crate::trainings::Trainings;

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::gallery::ImageView;
+use super::image_view::ImageView;
 use super::{Caller, json, run_blocking};
-use crate::Server;
+use crate::intake::Intake;
 use crate::store::Marks;
 
 /// Maximum number of images of one request.
@@ -42,7 +42,7 @@ pub(crate) struct MarkedImages {
     (status = "4XX", description = "Not changed", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn update(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(request, _permit): Json<MarkRequest>,
 ) -> Result<Response, ApiError> {
@@ -53,14 +53,14 @@ pub(crate) async fn update(
     }
     let data = run_blocking(move || {
         for id in &ids {
-            server.image(id, &caller)?.ok_or_else(|| ApiError::not_found("image", id))?;
+            intake.image(id, &caller)?.ok_or_else(|| ApiError::not_found("image", id))?;
         }
-        if let Some(missing) = server.ledger.mark(&ids, Marks { favourite, trash })? {
+        if let Some(missing) = intake.keeping.mark(&ids, Marks { favourite, trash })? {
             return Err(ApiError::not_found("image", &missing));
         }
         let mut data = Vec::with_capacity(ids.len());
         for id in &ids {
-            data.extend(server.store.image(id)?.map(ImageView::from));
+            data.extend(intake.store.image(id)?.map(ImageView::from));
         }
         Ok(data)
     });

@@ -15,6 +15,7 @@ use super::multipart::Form;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::generator::ModelInfo;
+use crate::jobs::Jobs;
 
 /// OpenAI's fields that Kiln's request lacks or defines differently.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -206,7 +207,7 @@ pub(crate) async fn generations(
     }
     let answer = openai.answer();
     drop(openai);
-    respond(server, caller, request, answer, Endpoint::Generations, permit).await
+    respond(server.intake.clone(), caller, request, answer, Endpoint::Generations, permit).await
 }
 
 /// Edits images; takes JSON, or a form with `image[]` and `mask`.
@@ -255,7 +256,7 @@ pub(crate) async fn edits(
         Ok::<_, ApiError>((openai.answer(), request, permit))
     })
     .await?;
-    respond(server, caller, request, answer, Endpoint::Edits, permit).await
+    respond(server.intake.clone(), caller, request, answer, Endpoint::Edits, permit).await
 }
 
 /// Stores a form's files; returns the names of the images and of the mask.
@@ -320,9 +321,9 @@ impl ModelEntry {
     }
 
     /// All models, then the aliases of models.
-    fn all(server: &Server) -> Vec<ModelEntry> {
-        let models = server.catalogue.models();
-        let aliases = server.config.model_aliases.iter().filter_map(|(alias, name)| {
+    fn all(jobs: &Jobs) -> Vec<ModelEntry> {
+        let models = jobs.catalogue.models();
+        let aliases = jobs.config.model_aliases.iter().filter_map(|(alias, name)| {
             let model = models.iter().find(|model| model.name == *name)?;
             Some(ModelEntry::new(alias.clone(), ModelInfo { default: false, ..model.clone() }))
         });
@@ -333,8 +334,8 @@ impl ModelEntry {
 
 /// Lists the models that requests can name.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, body = ModelList))))]
-pub(crate) async fn models(State(server): State<Server>) -> Response {
-    json(StatusCode::OK, &ModelList { object: "list", data: ModelEntry::all(&server) })
+pub(crate) async fn models(State(jobs): State<Jobs>) -> Response {
+    json(StatusCode::OK, &ModelList { object: "list", data: ModelEntry::all(&jobs) })
 }
 
 /// Returns a model.
@@ -342,11 +343,8 @@ pub(crate) async fn models(State(server): State<Server>) -> Response {
     (status = 200, body = ModelEntry),
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
-pub(crate) async fn model(
-    State(server): State<Server>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let found = ModelEntry::all(&server).into_iter().find(|model| model.id == id);
+pub(crate) async fn model(State(jobs): State<Jobs>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let found = ModelEntry::all(&jobs).into_iter().find(|model| model.id == id);
     let missing = || {
         let id: String = id.chars().take(80).collect();
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", format!("model `{id}` not found"))

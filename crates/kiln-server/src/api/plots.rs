@@ -15,12 +15,12 @@ use serde_json::Value;
 use super::body::Json;
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
-use super::jobs::JobView;
+use super::job_view::JobView;
 use super::{Caller, Path, json, run_blocking};
-use crate::Server;
+use crate::intake::{Intake, NewJob};
 use crate::keys::Quotas;
 use crate::live::Api;
-use crate::server::{NewJob, random_bytes, random_seed};
+use crate::random::{random_bytes, random_seed};
 use crate::store::{PlotRow, StoreError, now};
 
 /// Fields of a request that an axis can vary.
@@ -103,14 +103,14 @@ pub(crate) struct PlotSummary {
     (status = "4XX", description = "No job is accepted", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn submit(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(plot, permit): Json<NewPlot>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let rows = requests(&server, &plot, &caller)?;
+        let rows = requests(&intake, &plot, &caller)?;
         drop(permit);
-        let jobs = submit_all(&server, &caller, rows)?;
+        let jobs = submit_all(&intake, &caller, rows)?;
         let axes = Axes { x: plot.x, y: plot.y };
         let row = PlotRow {
             id: hex(random_bytes::<12>()),
@@ -119,17 +119,17 @@ pub(crate) async fn submit(
             axes: to_json(&axes),
             jobs: to_json(&jobs),
         };
-        if let Err(error) = server.ledger.insert_plot(&row) {
-            cancel_all(&server, &jobs);
+        if let Err(error) = intake.keeping.insert_plot(&row) {
+            cancel_all(&intake, &jobs);
             return Err(error.into());
         }
-        view(&server, row, &caller)
+        view(&intake, row, &caller)
     });
     Ok(json(StatusCode::ACCEPTED, &view.await?))
 }
 
 /// The checked requests of a plot's cells, by row.
-fn requests(server: &Server, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<Request>>, ApiError> {
+fn requests(intake: &Intake, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<Request>>, ApiError> {
     for axis in std::iter::once(&plot.x).chain(&plot.y) {
         if !FIELDS.contains(&axis.field.as_str()) {
             let message = format!("an axis can't vary `{}`; it can vary {}", axis.field, FIELDS.join(", "));
@@ -145,7 +145,7 @@ fn requests(server: &Server, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<
     // One client may fill at most half of the queue, or what its key says.
     let Quotas { jobs, jobs_per_minute, .. } = caller.quotas;
     let quotas = [jobs.map(NonZeroUsize::get), jobs_per_minute.map(|jobs| jobs.get() as usize)];
-    let limit = quotas.into_iter().flatten().fold(server.config.limits.queue / 2, usize::min);
+    let limit = quotas.into_iter().flatten().fold(intake.config.limits.queue / 2, usize::min);
     let cells = cells(plot);
     if cells > limit {
         return Err(ApiError::invalid(format!("the plot has {cells} cells, the limit is {limit}")));
@@ -166,7 +166,7 @@ fn requests(server: &Server, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<
         if request.image_count() != 1 {
             return Err(ApiError::invalid("a cell of a plot is one image: give one prompt and one seed"));
         }
-        server.accept_request(request, caller).map_err(ApiError::from)
+        intake.accept_request(request, caller).map_err(ApiError::from)
     };
     rows.into_iter().map(|y| plot.x.values.iter().map(|x| cell(y, x)).collect()).collect()
 }
@@ -177,7 +177,7 @@ fn cells(plot: &NewPlot) -> usize {
 
 /// Submits these requests; cancels those that were accepted if one is not.
 fn submit_all(
-    server: &Server,
+    intake: &Intake,
     caller: &Caller,
     rows: Vec<Vec<Request>>,
 ) -> Result<Vec<Vec<String>>, ApiError> {
@@ -185,10 +185,10 @@ fn submit_all(
     for row in rows {
         ids.push(Vec::with_capacity(row.len()));
         for request in row {
-            match server.submit(NewJob::queued(request, caller.clone(), Api::Jobs)) {
+            match intake.submit(NewJob::queued(request, caller.clone(), Api::Jobs)) {
                 Ok(live) => ids.last_mut().into_iter().for_each(|row| row.push(live.id.clone())),
                 Err(error) => {
-                    cancel_all(server, &ids);
+                    cancel_all(intake, &ids);
                     return Err(error.into());
                 }
             }
@@ -197,16 +197,16 @@ fn submit_all(
     Ok(ids)
 }
 
-fn cancel_all(server: &Server, ids: &[Vec<String>]) {
+fn cancel_all(intake: &Intake, ids: &[Vec<String>]) {
     for id in ids.iter().flatten() {
-        server.cancel_now(id);
+        intake.cancel_now(id);
     }
 }
 
-fn view(server: &Server, row: PlotRow, caller: &Caller) -> Result<PlotView, ApiError> {
+fn view(intake: &Intake, row: PlotRow, caller: &Caller) -> Result<PlotView, ApiError> {
     let Axes { x, y } = axes(&row)?;
     let ids: Vec<Vec<String>> = serde_json::from_str(&row.jobs).map_err(|_| unreadable(&row.id))?;
-    let cells = |row: Vec<String>| row.iter().map(|id| JobView::find(server, id, caller).ok()).collect();
+    let cells = |row: Vec<String>| row.iter().map(|id| JobView::find(intake, id, caller).ok()).collect();
     let rows = ids.into_iter().map(cells).collect();
     Ok(PlotView { id: row.id, created: row.created, x, y, rows })
 }
@@ -227,13 +227,13 @@ fn to_json(value: &impl Serialize) -> String {
 
 /// Lists the latest plots.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/plots", tag = "jobs", operation_id = "plots", responses((status = 200, description = "The plots", body = PlotList))))]
-pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn list(State(intake): State<Intake>, caller: Caller) -> Result<Response, ApiError> {
     let data = run_blocking(move || {
         let summary = |row: PlotRow| {
             let Axes { x, y } = axes(&row).ok()?;
             Some(PlotSummary { id: row.id, created: row.created, x, y })
         };
-        let plots = server.store.plots(LISTED, caller.only())?;
+        let plots = intake.store.plots(LISTED, caller.only())?;
         Ok::<_, StoreError>(plots.into_iter().filter_map(summary).collect())
     });
     Ok(json(StatusCode::OK, &PlotList { data: data.await? }))
@@ -245,13 +245,13 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
     (status = "4XX", description = "Not found", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn details(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let row = server.store.plot(&id)?.filter(|row| caller.sees(&row.client));
-        view(&server, row.ok_or_else(|| ApiError::not_found("plot", &id))?, &caller)
+        let row = intake.store.plot(&id)?.filter(|row| caller.sees(&row.client));
+        view(&intake, row.ok_or_else(|| ApiError::not_found("plot", &id))?, &caller)
     });
     Ok(json(StatusCode::OK, &view.await?))
 }

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::body::Json;
 use super::error::ApiError;
 use super::{Caller, json, run_blocking};
-use crate::Server;
 use crate::generator::{JobError, JobInputs};
+use crate::intake::Intake;
 
 /// A prompt to rewrite.
 #[derive(Deserialize)]
@@ -50,7 +50,7 @@ pub(crate) struct RewrittenPrompt {
     (status = "5XX", description = "The language model or the service failed", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn upsample(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(body, _permit): Json<PromptToRewrite>,
 ) -> Result<Response, ApiError> {
@@ -68,9 +68,9 @@ pub(crate) async fn upsample(
             seed: vec![seed.unwrap_or(0)],
             ..Request::new(&prompt)
         };
-        let request = server.accept_request(request, &caller)?;
-        let job = JobInputs { server: &server, request: &request };
-        let rewritten = server.catalogue.rewrite_prompt(&job, temperature, &|| client.strong_count() == 0)?;
+        let request = intake.accept_request(request, &caller)?;
+        let job = JobInputs { request: &request, source: intake.jobs() };
+        let rewritten = intake.catalogue.rewrite_prompt(&job, temperature, &|| client.strong_count() == 0)?;
         Ok::<_, ApiError>(RewrittenPrompt { prompt: rewritten, original_prompt: prompt })
     });
     let rewritten = rewritten.await?;

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::jobs::JobView;
+use super::job_view::JobView;
 use super::{Caller, json, run_blocking};
-use crate::Server;
+use crate::intake::Intake;
 
 /// The unfinished jobs of a client.
 #[derive(Serialize)]
@@ -22,18 +22,18 @@ pub(crate) struct QueueView {
 }
 
 impl QueueView {
-    fn new(server: &Server, client: &str) -> QueueView {
-        let all = server.unfinished();
+    fn new(intake: &Intake, client: &str) -> QueueView {
+        let all = intake.unfinished();
         let own = all.iter().filter(|live| live.client == client);
-        let data: Vec<JobView> = own.map(|live| JobView::from_live(server, live, &live.snapshot())).collect();
+        let data: Vec<JobView> = own.map(|live| JobView::from_live(intake, live, &live.snapshot())).collect();
         QueueView { others: all.len() - data.len(), data }
     }
 }
 
 /// Returns the unfinished jobs of this client, and how many others have.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/queue", tag = "jobs", operation_id = "queue", responses((status = 200, description = "The queue", body = QueueView))))]
-pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Response {
-    json(StatusCode::OK, &QueueView::new(&server, &caller.client))
+pub(crate) async fn list(State(intake): State<Intake>, caller: Caller) -> Response {
+    json(StatusCode::OK, &QueueView::new(&intake, &caller.client))
 }
 
 /// A new order of queued jobs.
@@ -51,18 +51,18 @@ pub(crate) struct NewOrder {
     (status = "4XX", description = "Not reordered", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn reorder(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(NewOrder { order }, _permit): Json<NewOrder>,
 ) -> Result<Response, ApiError> {
-    let limit = server.config.limits.queue;
+    let limit = intake.config.limits.queue;
     if order.len() > limit {
         let message = format!("the order names {} jobs, the queue holds {limit}", order.len());
         return Err(ApiError::invalid(message));
     }
     let view = run_blocking(move || {
-        server.reorder(&caller.client, &order)?;
-        Ok::<_, ApiError>(QueueView::new(&server, &caller.client))
+        intake.reorder(&caller.client, &order)?;
+        Ok::<_, ApiError>(QueueView::new(&intake, &caller.client))
     });
     Ok(json(StatusCode::OK, &view.await?))
 }
@@ -77,11 +77,11 @@ pub(crate) struct Cancelled {
 
 /// Cancels all unfinished jobs of this client.
 #[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "Cancelled", body = Cancelled))))]
-pub(crate) async fn cancel_all(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn cancel_all(State(intake): State<Intake>, caller: Caller) -> Result<Response, ApiError> {
     let cancelled = run_blocking(move || {
         // Waiting jobs first, so that none of them starts when the running one ends.
-        let own = server.unfinished().into_iter().rev().filter(|live| live.client == caller.client);
-        Ok::<_, ApiError>(own.filter(|live| server.cancel_now(&live.id)).count())
+        let own = intake.unfinished().into_iter().rev().filter(|live| live.client == caller.client);
+        Ok::<_, ApiError>(own.filter(|live| intake.cancel_now(&live.id)).count())
     });
     Ok(json(StatusCode::OK, &Cancelled { cancelled: cancelled.await? }))
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::error::ApiError;
 use super::{Caller, Path, json, run_blocking};
-use crate::Server;
+use crate::intake::Intake;
 use crate::store::INPUT_PREFIX;
 
 /// Why a recipe is not read.
@@ -35,12 +35,12 @@ pub(crate) struct RecipeView {
     (status = "4XX", description = "No such image, or it has no recipe", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn of_input(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let path = server.input_path(&id, &caller)?.ok_or_else(|| ApiError::not_found("input", &id))?;
+        let path = intake.input_path(&id, &caller)?.ok_or_else(|| ApiError::not_found("input", &id))?;
         let bytes = std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))?;
         let text = match kiln_image::read_recipe(&bytes) {
             Err(kiln_image::Error::Text { .. }) => return Err(ApiError::invalid(UNREADABLE)),
@@ -49,14 +49,14 @@ pub(crate) async fn of_input(
         let text =
             text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
         let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
-        translate(&server, &recipe, &caller)
+        translate(&intake, &recipe, &caller)
     });
     Ok(json(StatusCode::OK, &view.await?))
 }
 
-fn translate(server: &Server, recipe: &Recipe, caller: &Caller) -> Result<RecipeView, ApiError> {
+fn translate(intake: &Intake, recipe: &Recipe, caller: &Caller) -> Result<RecipeView, ApiError> {
     let mut missing = Vec::new();
-    let (limits, named) = (&server.config.limits, &recipe.request);
+    let (limits, named) = (&intake.config.limits, &recipe.request);
     if named.images().count() > limits.references || named.loras.len() > limits.loras {
         return Err(ApiError::invalid("the recipe names more images or LoRAs than a request may"));
     }
@@ -70,9 +70,9 @@ fn translate(server: &Server, recipe: &Recipe, caller: &Caller) -> Result<Recipe
     let hashes: Vec<Option<String>> = recipe.request.images().map(|file| file.sha256.clone()).collect();
     let request = recipe.request(&Request::default());
     let mut request = request.map_err(|error| ApiError::invalid(error.to_string()))?;
-    let models: Vec<String> = server.catalogue.models().into_iter().map(|model| model.name).collect();
+    let models: Vec<String> = intake.catalogue.models().into_iter().map(|model| model.name).collect();
     request.model = known(FilePath::new(&recipe.model.path), &models, &mut missing).map(PathBuf::from);
-    let loras = server.catalogue.loras();
+    let loras = intake.catalogue.loras();
     request.loras = std::mem::take(&mut request.loras)
         .into_iter()
         .filter_map(|lora| {
@@ -80,12 +80,12 @@ fn translate(server: &Server, recipe: &Recipe, caller: &Caller) -> Result<Recipe
             Some(LoraRef { path, sha256: None, ..lora })
         })
         .collect();
-    let vaes = server.catalogue.vaes();
+    let vaes = intake.catalogue.vaes();
     request.vae = request.vae.take().and_then(|vae| Some(known(&vae.path, &vaes, &mut missing)?.into()));
     // An image that the recipe names is here only if it was uploaded here: its name is its hash.
     for (file, hash) in request.images_mut().zip(hashes) {
         let input = hash.map(|hash| format!("{INPUT_PREFIX}{hash}"));
-        let input = input.filter(|input| server.input_path(input, caller).is_ok_and(|path| path.is_some()));
+        let input = input.filter(|input| intake.input_path(input, caller).is_ok_and(|path| path.is_some()));
         if input.is_none() {
             missing.push(file_name(&file.path));
         }

@@ -1,5 +1,6 @@
 //! All routes, and the middleware around them: authentication, request ids, logging and metrics.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
@@ -12,13 +13,13 @@ use kiln_base::hex;
 use tracing::Instrument;
 
 use super::a1111::{self, control, lists, options, png_info};
-use super::caller::{Refusal, identify, unauthorized};
+use super::caller::{Gate, Peer, Refusal, identify, unauthorized};
 use super::error::ApiError;
 use super::{
     downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, prompts, queue, recipes,
     status, training_events, trainings,
 };
-use crate::server::random_bytes;
+use crate::random::random_bytes;
 use crate::{Server, page};
 
 /// Declares every endpoint once, for the router and for the OpenAPI description.
@@ -131,18 +132,22 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 /// The router of a worker: probes and metrics.
-#[cfg(feature = "fleet")]
-pub(crate) fn probes(server: Server) -> Router {
+pub(crate) fn probes(gate: Gate) -> Router {
     Router::new()
         .route("/healthz", get(status::health))
         .route("/readyz", get(status::ready))
         .route("/metrics", get(status::metrics))
-        .layer(from_fn_with_state(server.clone(), middleware))
-        .with_state(server)
+        .with_state(gate.jobs.clone())
+        .layer(from_fn_with_state(gate, middleware))
 }
 
 /// The router of all endpoints and the page.
 pub fn router(server: Server) -> Router {
+    let gate = Gate {
+        config: Arc::clone(&server.config),
+        auth: Arc::clone(&server.auth),
+        jobs: server.jobs().clone(),
+    };
     let packed = kiln_pack::gzipped(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));
     let packed = packed.get("openapi.json").copied().unwrap_or_default();
     let openapi = page::Packed::new(packed, "application/json");
@@ -154,20 +159,20 @@ pub fn router(server: Server) -> Router {
         .method_not_allowed_fallback(async || {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "method not allowed for this route")
         })
-        .layer(from_fn_with_state(server.clone(), middleware))
+        .layer(from_fn_with_state(gate, middleware))
         .with_state(server)
 }
 
-async fn middleware(State(server): State<Server>, mut request: Request, next: Next) -> Response {
+async fn middleware(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = hex(random_bytes::<8>());
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route =
         request.extensions().get::<MatchedPath>().map_or("other".to_owned(), |r| r.as_str().to_owned());
-    let peer = request.extensions().get::<super::Peer>().map(|peer| peer.address.to_string());
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.address.to_string());
     let mut client = None;
-    let mut response = match identify(&server, &request) {
+    let mut response = match identify(&gate, &request) {
         Ok(caller) => {
             if let Some(caller) = caller {
                 client = Some(caller.client.clone());
@@ -177,7 +182,7 @@ async fn middleware(State(server): State<Server>, mut request: Request, next: Ne
         }
         Err(Refusal::Error(error)) => error.into_response(),
         Err(Refusal::WrongKey(address)) => {
-            server.auth.wrong_keys.delay(address).await;
+            gate.auth.wrong_keys.delay(address).await;
             unauthorized().into_response()
         }
     };
@@ -191,7 +196,7 @@ async fn middleware(State(server): State<Server>, mut request: Request, next: Ne
     headers.insert(CORP, HeaderValue::from_static("same-origin"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     let (status, took) = (response.status().as_u16(), started.elapsed());
-    server.metrics.request(method.as_str(), &route, status, took);
+    gate.jobs.metrics.request(method.as_str(), &route, status, took);
     let ms = (took.as_secs_f64() * 1e4).round() / 10.0;
     let quiet = matches!(path.as_str(), "/healthz" | "/readyz" | "/metrics" | "/sdapi/v1/progress");
     if quiet && status < 400 {

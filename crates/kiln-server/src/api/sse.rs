@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::response;
-use crate::Server;
+use crate::jobs::Jobs;
 
 /// Interval of comments on a quiet stream; proxies close connections that look dead.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -55,11 +55,11 @@ struct EventStream<T: EventSource> {
 
 /// Streams events until the last one. A slow reader skips snapshots; nothing piles up.
 pub(crate) fn stream_events<T: EventSource>(
-    server: &Server,
+    jobs: &Jobs,
     watch: watch::Receiver<T::Snapshot>,
     source: T,
 ) -> Response {
-    let closing = server.closing.subscribe();
+    let closing = jobs.closing.subscribe();
     let source = Some(source);
     let state = EventStream { watch, closing, source, ready: VecDeque::new(), ended: false, first: true };
     let events = stream::unfold(state, |mut state| async move {

@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::{Caller, json, response, run_blocking};
 use crate::Server;
 use crate::auth::{Auth, set_cookie};
+use crate::jobs::Jobs;
 use crate::sessions::SESSION_AGE;
 use crate::store::StoreError;
 
@@ -42,13 +43,13 @@ pub(crate) async fn health() -> Response {
     (status = 200, body = ServerStatus),
     (status = 503, description = "Starting, stopping, the data folder is full or gone, or the queue of a fleet can't be used", body = ServerStatus),
 )))]
-pub(crate) async fn ready(State(server): State<Server>) -> Response {
-    if !server.is_ready() {
-        let status = if *server.closing.borrow() { "stopping" } else { "starting" };
+pub(crate) async fn ready(State(jobs): State<Jobs>) -> Response {
+    if !jobs.is_ready() {
+        let status = if *jobs.closing.borrow() { "stopping" } else { "starting" };
         return json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus::new(status));
     }
     let check = run_blocking(move || {
-        let checked = server.check_storage();
+        let checked = jobs.check_storage();
         let problem = checked.inspect_err(|error| tracing::error!(%error, "nothing can be stored")).err();
         Ok::<_, ApiError>(problem.map(|problem| match problem {
             StoreError::Queue(reason) => ("queue", format!("the queue can't be used: {reason}")),
@@ -71,11 +72,11 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
     (status = 200, description = "Metrics", content_type = "text/plain"),
     (status = 403, description = "The key is not marked `admin`", body = super::error::ErrorBody),
 )))]
-pub(crate) async fn metrics(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn metrics(State(jobs): State<Jobs>, caller: Caller) -> Result<Response, ApiError> {
     caller.require_admin()?;
     let text = run_blocking(move || {
-        let mut text = server.metrics.text(&server.stats());
-        server.ledger.metrics(&mut text);
+        let mut text = jobs.metrics.text(&jobs.stats());
+        jobs.health.metrics(&mut text);
         Ok::<_, ApiError>(text)
     })
     .await?;
@@ -92,14 +93,14 @@ pub(crate) struct NameList {
 
 /// Lists the LoRAs that requests can name.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/loras", tag = "server", responses((status = 200, body = NameList))))]
-pub(crate) async fn loras(State(server): State<Server>) -> Response {
-    json(StatusCode::OK, &NameList { data: server.catalogue.loras() })
+pub(crate) async fn loras(State(jobs): State<Jobs>) -> Response {
+    json(StatusCode::OK, &NameList { data: jobs.catalogue.loras() })
 }
 
 /// Lists the VAEs that requests can name instead of a model's own.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/vaes", tag = "server", responses((status = 200, body = NameList))))]
-pub(crate) async fn vaes(State(server): State<Server>) -> Response {
-    json(StatusCode::OK, &NameList { data: server.catalogue.vaes() })
+pub(crate) async fn vaes(State(jobs): State<Jobs>) -> Response {
+    json(StatusCode::OK, &NameList { data: jobs.catalogue.vaes() })
 }
 
 /// The server's version, limits and queue.
@@ -178,9 +179,9 @@ pub(crate) async fn session(
     let Some(key) = caller.key.filter(|_| Auth::carries_key(&headers)) else { return Ok(response) };
     let secret = run_blocking(move || {
         let (secret, session, replaced) = server.auth.open_session(&key);
-        let stored = replaced.map_or(Ok(()), |replaced| server.ledger.delete_session(&replaced));
+        let stored = replaced.map_or(Ok(()), |replaced| server.keeping.delete_session(&replaced));
         // On a full disk the session lasts until the server stops.
-        if let Err(error) = stored.and_then(|()| server.ledger.insert_session(&session)) {
+        if let Err(error) = stored.and_then(|()| server.keeping.insert_session(&session)) {
             tracing::warn!(%error, "failed to store a session");
         }
         Ok::<_, ApiError>(secret)
@@ -199,7 +200,7 @@ pub(crate) async fn logout(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     run_blocking(move || match server.auth.close_session(&headers, caller.secure) {
-        Some(session) => server.ledger.delete_session(&session).map_err(ApiError::from),
+        Some(session) => server.keeping.delete_session(&session).map_err(ApiError::from),
         None => Ok(()),
     })
     .await?;

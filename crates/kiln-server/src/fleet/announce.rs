@@ -6,9 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::link::Link;
-use crate::Server;
 use crate::generator::{LoadedModel, LoraInfo, ModelInfo};
-use crate::server::WeakServer;
+use crate::jobs::{Jobs, WeakJobs};
 use crate::store::now;
 
 /// A model of a worker.
@@ -58,14 +57,14 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    fn new(announcer: &Announcer, server: &Server) -> NodeRecord {
+    fn new(announcer: &Announcer, jobs: &Jobs) -> NodeRecord {
         let Announcer { link, worker, started, busy, .. } = announcer;
         let (worker, started, busy) = (*worker, *started, *busy);
         let withdrawn = (announcer.withdrawn)();
-        let mut models = if worker { server.catalogue.models() } else { Vec::new() };
+        let mut models = if worker { jobs.catalogue.models() } else { Vec::new() };
         models.retain(|model| withdrawn.iter().all(|(name, _)| *name != model.name));
-        let unusable = if worker { server.catalogue.unusable_models() } else { Vec::new() };
-        let model = |info: ModelInfo| NodeModel { hash: server.catalogue.model_hash(&info.name), info };
+        let unusable = if worker { jobs.catalogue.unusable_models() } else { Vec::new() };
+        let model = |info: ModelInfo| NodeModel { hash: jobs.catalogue.model_hash(&info.name), info };
         NodeRecord {
             id: link.id.clone(),
             name: link.config.name.clone(),
@@ -73,18 +72,18 @@ impl NodeRecord {
             version: env!("CARGO_PKG_VERSION").into(),
             models: models.into_iter().map(model).collect(),
             unusable: withdrawn.into_iter().chain(unusable).collect(),
-            loaded: server.loaded_models(),
-            loras: if worker { server.catalogue.lora_details() } else { Vec::new() },
-            vaes: if worker { server.catalogue.vaes() } else { Vec::new() },
+            loaded: jobs.loaded_models(),
+            loras: if worker { jobs.catalogue.lora_details() } else { Vec::new() },
+            vaes: if worker { jobs.catalogue.vaes() } else { Vec::new() },
             free_memory: free_memory(),
-            speed: server.metrics.recent_seconds_per_cost(),
+            speed: jobs.metrics.recent_seconds_per_cost(),
             jobs: if worker {
-                server.active().iter().map(|live| live.id.clone()).collect()
+                jobs.active().iter().map(|live| live.id.clone()).collect()
             } else {
                 Vec::new()
             },
             busy,
-            draining: *server.closing.borrow(),
+            draining: *jobs.closing.borrow(),
             started,
         }
     }
@@ -138,22 +137,22 @@ impl Announcer {
     }
 
     /// Announces this process until the server is gone, and does other work in between; blocks.
-    pub(super) fn run(mut self, server: &WeakServer, mut work: impl FnMut(&Server)) {
+    pub(super) fn run(mut self, jobs: &WeakJobs, mut work: impl FnMut(&Jobs)) {
         let interval = interval(&self.link);
-        while let Some(server) = server.upgrade() {
-            self.announce(&server);
-            work(&server);
-            drop(server);
+        while let Some(jobs) = jobs.upgrade() {
+            self.announce(&jobs);
+            work(&jobs);
+            drop(jobs);
             std::thread::sleep(interval);
         }
     }
 
     /// Announces this process once.
-    pub(super) fn announce(&mut self, server: &Server) {
-        let generates = self.worker && server.stats().running > 0;
+    pub(super) fn announce(&mut self, jobs: &Jobs) {
+        let generates = self.worker && jobs.stats().running > 0;
         self.busy = 0.8 * self.busy + 0.2 * f32::from(u8::from(generates));
         let link = &self.link;
-        let record = NodeRecord::new(self, server);
+        let record = NodeRecord::new(self, jobs);
         let (writer, key) = (Arc::clone(link), format!("node.{}", link.id));
         let models = if self.known == record.models { Vec::new() } else { record.models.clone() };
         let written = link.wait(async move {

@@ -9,9 +9,9 @@ use kiln_base::lock;
 
 use super::records::JobRecord;
 use super::tickets::Tickets;
-use crate::Server;
+use crate::attempts::{Attempts, WeakAttempts};
+use crate::jobs::Jobs;
 use crate::live::{Api, LiveJob};
-use crate::server::WeakServer;
 use crate::store::{JobEnd, JobState, now};
 use crate::traces::TraceContext;
 
@@ -28,7 +28,7 @@ pub(super) type PreviewRequests = Mutex<HashMap<String, Instant>>;
 /// The thread that claims jobs while there is room for them.
 pub(super) struct Claimer {
     tickets: Arc<Tickets>,
-    server: WeakServer,
+    attempts: WeakAttempts,
     preview_requests: Arc<PreviewRequests>,
     /// The model of the last job.
     last_model: String,
@@ -45,12 +45,12 @@ pub(super) struct Claimer {
 impl Claimer {
     pub(super) fn new(
         tickets: &Arc<Tickets>,
-        server: WeakServer,
+        attempts: WeakAttempts,
         requests: &Arc<PreviewRequests>,
     ) -> Claimer {
         Claimer {
             tickets: Arc::clone(tickets),
-            server,
+            attempts,
             preview_requests: Arc::clone(requests),
             last_model: String::new(),
             in_a_row: 0,
@@ -61,13 +61,13 @@ impl Claimer {
     }
 
     pub(super) fn run(mut self) {
-        while let Some(server) = self.server.upgrade() {
+        while let Some(attempts) = self.attempts.upgrade() {
             let poll = (self.tickets.link.config.ack_wait / 8).min(Duration::from_millis(500));
             let is_due = self.polled.elapsed() >= poll;
             let may_pull =
                 self.last_empty_pull.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
             let mut starts = false;
-            let wanted = server.wait_for_room(Duration::from_millis(20), |free| {
+            let wanted = attempts.wait_for_room(Duration::from_millis(20), |free| {
                 starts = free;
                 if !free {
                     // Claim ahead only if there are enough pending tickets for all workers.
@@ -79,7 +79,7 @@ impl Claimer {
             match wanted {
                 None => return,
                 Some(false) => {}
-                Some(true) => self.claim(&server, is_due, starts),
+                Some(true) => self.claim(&attempts, is_due, starts),
             }
         }
     }
@@ -95,8 +95,8 @@ impl Claimer {
 
     /// Claims one job: of the last job's model if that still has its turn, else of the most urgent model. `starts` says
     /// that a generator is free for it.
-    fn claim(&mut self, server: &Server, poll: bool, starts: bool) {
-        let loaded = server.loaded_models().into_iter();
+    fn claim(&mut self, attempts: &Attempts, poll: bool, starts: bool) {
+        let loaded = attempts.loaded_models().into_iter();
         self.load_seconds.extend(loaded.map(|model| (model.name, model.load_seconds)));
         let mut models: Vec<String> =
             lock(&self.tickets.capabilities).models.iter().map(|(model, _)| model.clone()).collect();
@@ -120,7 +120,7 @@ impl Claimer {
                     self.last_empty_pull = None;
                     self.in_a_row = if self.last_model == model { self.in_a_row + 1 } else { 0 };
                     self.last_model = model;
-                    return enqueue_claimed(server, &self.tickets, &job, &self.preview_requests);
+                    return enqueue_claimed(attempts, &self.tickets, &job, &self.preview_requests);
                 }
                 Ok((None, found)) => found_any |= found,
                 Err(error) => {
@@ -163,12 +163,12 @@ impl Claimer {
 
 /// Checks a claimed job again, and queues it here.
 pub(super) fn enqueue_claimed(
-    server: &Server,
+    attempts: &Attempts,
     tickets: &Tickets,
     job: &JobRecord,
     preview_requests: &PreviewRequests,
 ) {
-    if let Err(error) = server.config.limits.check(&job.request, server.catalogue.as_ref()) {
+    if let Err(error) = attempts.config.limits.check(&job.request, attempts.catalogue.as_ref()) {
         tracing::error!(
             job = job.id,
             error.code,
@@ -183,7 +183,7 @@ pub(super) fn enqueue_claimed(
             finished: now(),
             retry: false,
         };
-        return server.record_end(end);
+        return attempts.record_end(end);
     }
     let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
     live.run_alone = job.is_suspected();
@@ -192,20 +192,20 @@ pub(super) fn enqueue_claimed(
     if lock(preview_requests).remove(&job.id).is_some_and(|since| since.elapsed() < PREVIEW_REQUEST_AGE) {
         live.poll_preview();
     }
-    server.enqueue(live);
+    attempts.enqueue(live);
     // Cancellations from before it was queued here.
     let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
-    if let (Some(live), Some(record)) = (server.live(&job.id), record) {
+    if let (Some(live), Some(record)) = (attempts.live(&job.id), record) {
         let is_own = record.worker.as_deref() == Some(&tickets.link.id);
-        apply_cancellation(server, &live, &record, is_own);
+        apply_cancellation(attempts.jobs(), &live, &record, is_own);
     }
-    server.wake_all();
+    attempts.wake_all();
 }
 
 /// Cancels a job, or stops it at a preview, if its record says so.
-pub(super) fn apply_cancellation(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
+pub(super) fn apply_cancellation(jobs: &Jobs, live: &LiveJob, job: &JobRecord, is_own: bool) {
     if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
         live.cancel();
-        server.wake_all();
+        jobs.wake_all();
     }
 }

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_base::hex;
-use serde::Serialize;
 
 use super::announce::Announcer;
 use super::bucket::WriteOutcome;
@@ -14,61 +13,68 @@ use super::catalogue::FleetCatalogue;
 use super::changes::{cancel, change_job};
 use super::config::FleetConfig;
 use super::error::FleetError;
+use super::gateway_records::GatewayHealth;
 use super::housekeeping::Housekeeper;
 use super::link::Link;
 use super::mirror;
 use super::objects::Objects;
 use super::reconcile::Reconciler;
-use super::records::{InputRecord, JobRecord, MarkRecord};
+use super::records::JobRecord;
 use super::replica::Replica;
+use crate::intake::Intake;
+use crate::jobs::{Jobs, Slot, stopping_error};
 use crate::live::LiveJob;
-use crate::server::random_bytes;
-use crate::sessions::Session;
-use crate::store::{
-    Claim, FileKind, Files, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, JobState,
-    Ledger, Marks, PlotRow, Store, StoreError, now,
-};
+use crate::random::random_bytes;
+use crate::roles::{Shutdown, SubmitError, Submitting};
+use crate::store::{IdempotencyKey, JobState, Store, StoreError};
 use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
+/// How long a repeated request waits until the first one is accepted.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Opens a gateway. The folder of `config` holds the replica; one of an earlier process is deleted.
 pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<Server, FleetError> {
+    let failed = |error: StoreError| FleetError(error.to_string());
     let link = Link::open(fleet)?;
     clear(&config.folder);
-    let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
-    store.skip_syncs().map_err(|error| FleetError(error.to_string()))?;
+    let store = Store::open(&config.folder).map_err(failed)?;
+    store.skip_syncs().map_err(failed)?;
     let store = Arc::new(store);
     let files = Objects::open(&link, &store)?;
     let replica = Replica::new(&link);
     let catalogue = Arc::new(FleetCatalogue::new(&link, &replica));
-    let ledger = GatewayLedger {
+    let health = GatewayHealth::new(&link, &replica, &store);
+    let (of_jobs, stored) = (Box::new(Arc::clone(&catalogue)), Box::new(files.clone()));
+    let jobs = Jobs::new(config.of_jobs(), of_jobs, store, stored, Box::new(health));
+    let gateway = Arc::new(Gateway {
+        jobs: jobs.clone(),
         link: Arc::clone(&link),
         replica: Arc::clone(&replica),
-        store: Arc::clone(&store),
         files: files.clone(),
         catalogue: Arc::clone(&catalogue),
         clock: SubmissionClock::default(),
-    };
-    let (catalogue_of, ledger) = (Box::new(Arc::clone(&catalogue)), Box::new(ledger));
-    let server = Server::new(config, catalogue_of, store, ledger, Box::new(files.clone()))
-        .map_err(|error| FleetError(error.to_string()))?;
+    });
+    let weak_gateway = Arc::downgrade(&gateway);
+    let intake = Intake::new(jobs.clone(), Arc::clone(&gateway) as _, gateway);
+    let server = Server::new(config, intake, None).map_err(failed)?;
     mirror::start(&server, &link, &replica, &catalogue);
     replica.catch_up(&link)?;
-    let weak = server.downgrade();
+    let thread = |name: &str| std::thread::Builder::new().name(name.into());
+    let not_started = |error| FleetError(format!("can't start threads: {error}"));
+    let (weak, announcing) = (jobs.downgrade(), Arc::clone(&link));
     let mut housekeeper = Housekeeper::new(&link, &replica, &files.stored);
-    std::thread::Builder::new()
-        .name("announcing".into())
-        .spawn({
-            let link = Arc::clone(&link);
-            move || Announcer::new(&link, false).run(&weak, |server| housekeeper.work(server))
-        })
-        .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
-    let (weak, reconciler) = (server.downgrade(), Reconciler::new(&link, &replica));
-    std::thread::Builder::new()
-        .name("reconciling".into())
-        .spawn(move || reconciler.run(|| weak.upgrade().is_some()))
-        .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+    let mut keep_house = move || {
+        if let Some(gateway) = weak_gateway.upgrade() {
+            housekeeper.work(&gateway.jobs, &*gateway);
+        }
+    };
+    let announcing = move || Announcer::new(&announcing, false).run(&weak, |_| keep_house());
+    thread("announcing").spawn(announcing).map_err(not_started)?;
+    let (weak, reconciler) = (jobs.downgrade(), Reconciler::new(&link, &replica));
+    let reconciling = move || reconciler.run(|| weak.upgrade().is_some());
+    thread("reconciling").spawn(reconciling).map_err(not_started)?;
     link.hurry();
     server.set_ready();
     Ok(server)
@@ -81,12 +87,12 @@ fn clear(folder: &Path) {
     }
 }
 
-/// Writes to the queue.
-struct GatewayLedger {
-    link: Arc<Link>,
-    replica: Arc<Replica>,
-    store: Arc<Store>,
-    files: Objects,
+/// Takes jobs in and gives them to the fleet. `gateway_records` keeps what clients have besides jobs.
+pub(super) struct Gateway {
+    pub(super) jobs: Jobs,
+    pub(super) link: Arc<Link>,
+    pub(super) replica: Arc<Replica>,
+    pub(super) files: Objects,
     catalogue: Arc<FleetCatalogue>,
     clock: SubmissionClock,
 }
@@ -106,42 +112,28 @@ impl SubmissionClock {
     }
 }
 
-impl GatewayLedger {
-    /// Writes a record and waits until the replica has it.
-    fn put(&self, key: String, value: impl Serialize + Send + Sync + 'static) -> Result<()> {
-        let link = Arc::clone(&self.link);
-        let revision = self.link.wait(async move { link.put(&key, &value).await })??;
-        Ok(self.replica.wait_for(revision)?)
-    }
-
-    fn delete(&self, key: String) -> Result<()> {
-        let link = Arc::clone(&self.link);
-        self.link.wait(async move { link.delete(&key).await })??;
-        Ok(self.replica.catch_up(&self.link)?)
-    }
-
+impl Gateway {
     /// Changes the record of a job; retries after a conflict. `change` returns false to leave the record as it is.
-    fn change(&self, id: &str, change: impl Fn(&mut JobRecord) -> bool + Send + 'static) -> Result<()> {
+    pub(super) fn change(
+        &self,
+        id: &str,
+        change: impl Fn(&mut JobRecord) -> bool + Send + 'static,
+    ) -> Result<()> {
         let (link, id) = (Arc::clone(&self.link), id.to_owned());
         let revision = self.link.wait(async move { change_job(&link, &id, change).await })??;
         Ok(self.replica.wait_for(revision.unwrap_or(0))?)
     }
-}
 
-impl Ledger for GatewayLedger {
-    fn is_gateway(&self) -> bool {
-        true
-    }
-
-    fn submit(
+    /// Writes the record of a new job. If an earlier job has its id, that id is returned, or none if its request was
+    /// another one.
+    fn write_job(
         &self,
-        job: &JobRow,
         live: &LiveJob,
         key: Option<&IdempotencyKey>,
         webhook: Option<&str>,
     ) -> Result<Option<Option<String>>> {
-        let mut record = JobRecord::new(job, live, key, webhook, &self.link.id);
-        (record.model, record.hash) = self.catalogue.model_of(&job.request);
+        let mut record = JobRecord::new(&live.row(), live, key, webhook, &self.link.id);
+        (record.model, record.hash) = self.catalogue.model_of(&live.request);
         if record.model.is_empty() {
             return Err(StoreError::Queue("no worker has announced a model yet".into()));
         }
@@ -192,28 +184,96 @@ impl Ledger for GatewayLedger {
         }
     }
 
-    fn start(&self, _: &str) -> Result<()> {
-        Err(StoreError::Queue("a gateway generates nothing".into()))
-    }
-
-    fn undo_start(&self, _: &str) -> Result<()> {
-        Err(StoreError::Queue("a gateway generates nothing".into()))
-    }
-
-    fn finish(&self, end: &JobEnd) -> Result<bool> {
-        let end = end.clone();
-        let id = end.id.clone();
-        self.change(&id, move |job| {
-            let open = !job.state.is_final();
-            if open {
-                (job.state, job.error, job.finished) = (end.state, end.error.clone(), Some(end.finished));
+    /// Whether a job is stored that another request submits just now; waits for that. Blocks.
+    fn is_accepted(&self, id: &str) -> Result<bool> {
+        let until = Instant::now() + ACCEPT_TIMEOUT;
+        loop {
+            if self.jobs.store.job(id)?.is_some() {
+                return Ok(true);
             }
-            open
-        })?;
-        Ok(true)
+            if self.jobs.live(id).is_none() || Instant::now() > until {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Shutdown for Gateway {
+    /// The jobs go on elsewhere; only those who follow them must connect again.
+    fn close(&self) {
+        if self.jobs.stop_taking().is_none() {
+            return;
+        }
+        let all: Vec<Arc<LiveJob>> = self.jobs.queue().live.values().cloned().collect();
+        all.iter()
+            .filter(|live| !live.attached)
+            .for_each(|live| live.change(|s| s.error = Some(stopping_error())));
+        self.jobs.closing.send_replace(true);
     }
 
-    fn set_order(&self, ids: &[String]) -> Result<()> {
+    /// Jobs run elsewhere: only clients are waited for.
+    fn waits_for(&self, live: &LiveJob) -> bool {
+        live.attached
+    }
+}
+
+impl Submitting for Gateway {
+    fn new_id(&self, key: Option<&IdempotencyKey>) -> String {
+        key.map_or_else(|| hex(random_bytes::<12>()), IdempotencyKey::job_id)
+    }
+
+    fn submit(
+        &self,
+        live: &Arc<LiveJob>,
+        place: Slot,
+        key: Option<&IdempotencyKey>,
+        webhook: Option<&str>,
+    ) -> std::result::Result<(), SubmitError> {
+        // Before it is submitted: a worker may be done with it before this goes on.
+        let earlier = self.jobs.queue().live.insert_new(live);
+        if let Some(earlier) = earlier {
+            drop(place);
+            if !self.is_accepted(&live.id).map_err(SubmitError::Store)? {
+                let reason = "an earlier request with this key was not accepted; try again";
+                return Err(SubmitError::Store(StoreError::Queue(reason.into())));
+            }
+            let same = earlier.fingerprint == live.fingerprint;
+            return Err(SubmitError::Repeated(same.then(|| live.id.clone())));
+        }
+        let written = self.write_job(live, key, webhook);
+        drop(place);
+        let failed = match written {
+            Ok(None) => return Ok(()),
+            Ok(Some(earlier)) => SubmitError::Repeated(earlier),
+            Err(error) => SubmitError::Store(error),
+        };
+        self.jobs.remove_unsubmitted(live);
+        Err(failed)
+    }
+
+    fn cancel(&self, id: &str) -> bool {
+        let Some(live) = self.jobs.live(id) else { return false };
+        live.cancel();
+        let (link, id) = (Arc::clone(&self.link), id.to_owned());
+        self.link.handle().spawn(async move { cancel(&link, &id, false).await });
+        true
+    }
+
+    fn cancel_now(&self, id: &str) -> bool {
+        let Some(live) = self.jobs.live(id) else { return false };
+        live.cancel();
+        let (link, job) = (Arc::clone(&self.link), id.to_owned());
+        let cancelled = self.link.wait(async move { cancel(&link, &job, false).await });
+        cancelled
+            .and_then(|()| self.replica.catch_up(&self.link))
+            .inspect_err(|error| tracing::error!(job = id, %error, "not cancelled"))
+            .is_ok()
+    }
+
+    /// The places come back with the records.
+    fn reorder(&self, client: &str, order: &[String]) -> Result<()> {
+        let ids = self.jobs.queue().waiting.clone().reorder(client, order);
         let mut places: Vec<u64> = {
             let state = self.replica.state();
             ids.iter().filter_map(|id| state.jobs.get(id)).map(|job| job.record.place()).collect()
@@ -226,128 +286,5 @@ impl Ledger for GatewayLedger {
             })?;
         }
         Ok(())
-    }
-
-    fn save_image(&self, _: &ImageRow) -> Result<()> {
-        Err(StoreError::Queue("a gateway generates nothing".into()))
-    }
-
-    fn delete_images_of(&self, _: &str) -> Result<()> {
-        Ok(())
-    }
-
-    fn delete_image(&self, id: &str) -> Result<bool> {
-        let Some(image) = self.store.image(id)? else { return Ok(false) };
-        if !self.store.is_file_shared(&image.file)? {
-            self.files.remove(FileKind::Image, &image.file);
-        }
-        self.delete(format!("image.{id}"))?;
-        Ok(true)
-    }
-
-    fn mark(&self, ids: &[String], marks: Marks) -> Result<Option<String>> {
-        let mut changes = Vec::new();
-        for id in ids {
-            let Some(image) = self.store.image(id)? else { return Ok(Some(id.clone())) };
-            let favourite = marks.favourite.unwrap_or(image.favourite);
-            let trashed = marks.trash.map_or(image.trashed, |trash| trash.then(now));
-            changes.push((format!("mark.{id}"), MarkRecord { favourite, trashed }));
-        }
-        for (key, record) in changes {
-            self.put(key, record)?;
-        }
-        Ok(None)
-    }
-
-    fn insert_plot(&self, plot: &PlotRow) -> Result<()> {
-        self.put(format!("plot.{}", plot.id), plot.clone())
-    }
-
-    fn insert_session(&self, session: &Session) -> Result<()> {
-        self.put(format!("session.{}", hex(session.hash)), session.clone())
-    }
-
-    fn delete_session(&self, session: &Session) -> Result<()> {
-        self.delete(format!("session.{}", hex(session.hash)))
-    }
-
-    fn remove_webhook(&self, job: &str) -> Result<()> {
-        self.change(job, |job| job.webhook.take().is_some())
-    }
-
-    fn claim_input(&self, name: &str, client: &str, bytes: u64, quota: u64) -> Result<Claim> {
-        // The replica decides; what it grants and evicts is written to the queue, for all gateways.
-        let claim = self.store.inputs().claim(name, client, bytes, quota)?;
-        if let Claim::Granted { evicted } = &claim {
-            for name in evicted {
-                self.delete(InputRecord::record_key(InputFiles::hash(name), client))?;
-                self.files.remove(FileKind::Input, InputFiles::hash(name));
-            }
-            self.touch_sized(name, client, bytes)?;
-        }
-        Ok(claim)
-    }
-
-    fn touch_input(&self, name: &str, client: &str) -> Result<()> {
-        let hash = InputFiles::hash(name);
-        let size = self.files.path(FileKind::Input, hash)?.and_then(|path| path.metadata().ok());
-        self.touch_sized(name, client, size.map_or(0, |metadata| metadata.len()))
-    }
-
-    fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
-        // The housekeeper does this.
-        Ok(())
-    }
-
-    fn check(&self) -> Result<()> {
-        self.store.check()?;
-        Ok(self.link.check()?)
-    }
-
-    fn cancel(&self, id: &str, at_preview: bool) {
-        let (link, id) = (Arc::clone(&self.link), id.to_owned());
-        self.link.handle().spawn(async move { cancel(&link, &id, at_preview).await });
-    }
-
-    fn cancel_now(&self, id: &str) -> Result<()> {
-        let (link, id) = (Arc::clone(&self.link), id.to_owned());
-        self.link.wait(async move { cancel(&link, &id, false).await })?;
-        Ok(self.replica.catch_up(&self.link)?)
-    }
-
-    fn metrics(&self, out: &mut String) {
-        use std::fmt::Write;
-
-        let (in_flight, oldest) = {
-            let state = self.replica.state();
-            let running = state.jobs.values().filter(|job| job.record.state == JobState::Running).count();
-            let queued = state.jobs.values().filter(|job| job.record.state == JobState::Queued);
-            (running, queued.map(|job| job.record.created).min())
-        };
-        let nodes = self.replica.nodes();
-        let workers = nodes.iter().filter(|node| node.worker);
-        let (count, busy) =
-            workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
-        let link = Arc::clone(&self.link);
-        let dead = self.link.wait(async move { link.dead.get_info().await.map(|info| info.state.messages) });
-        let age = oldest.map_or(0.0, |created| (now() - created).max(0) as f64 / 1000.0);
-        let mut gauge = |name: &str, help: &str, value: f64| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-        };
-        gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
-        gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight as f64);
-        gauge("kiln_workers", "Live workers.", f64::from(count));
-        gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
-        if let Ok(Ok(dead)) = dead {
-            gauge("kiln_dead_letters", "Dead letters.", dead as f64);
-        }
-    }
-}
-
-impl GatewayLedger {
-    fn touch_sized(&self, name: &str, client: &str, bytes: u64) -> Result<()> {
-        let hash = InputFiles::hash(name);
-        let record = InputRecord { hash: hash.to_owned(), client: client.to_owned(), bytes, used: now() };
-        self.put(InputRecord::record_key(hash, client), record)
     }
 }

@@ -10,8 +10,9 @@ use super::link::Link;
 use super::objects::{StoredFiles, object_name};
 use super::records::JobRecord;
 use super::replica::Replica;
-use crate::Server;
-use crate::store::{GalleryLimits, StoreError};
+use crate::jobs::Jobs;
+use crate::roles::Keeping;
+use crate::store::StoreError;
 
 /// How often images and jobs beyond the gallery's limits are deleted.
 const GALLERY: Duration = Duration::from_secs(60);
@@ -38,39 +39,39 @@ impl Housekeeper {
     }
 
     /// Does what is due; blocks.
-    pub(super) fn work(&mut self, server: &Server) {
+    pub(super) fn work(&mut self, jobs: &Jobs, keeping: &impl Keeping) {
         let report = |result: std::result::Result<(), StoreError>, what: &str| {
             if let Err(error) = result {
                 tracing::warn!(%error, "failed to {what}");
             }
         };
-        report(self.call_webhooks(server), "call webhooks");
+        report(self.call_webhooks(jobs), "call webhooks");
         if self.cleaned.elapsed() >= GALLERY {
             self.cleaned = Instant::now();
-            report(self.clean_gallery(server, server.config.gallery), "delete old images");
+            report(self.clean_gallery(jobs, keeping), "delete old images");
         }
         if self.swept.is_none_or(|swept| swept.elapsed() >= ORPHANS) {
             self.swept = Some(Instant::now());
-            report(self.delete_orphans(server).map_err(StoreError::from), "delete orphaned files");
+            report(self.delete_orphans(jobs).map_err(StoreError::from), "delete orphaned files");
         }
     }
 
-    fn clean_gallery(&self, server: &Server, limits: GalleryLimits) -> std::result::Result<(), StoreError> {
-        let (images, jobs) = server.store.beyond(limits)?;
+    fn clean_gallery(&self, jobs: &Jobs, keeping: &impl Keeping) -> std::result::Result<(), StoreError> {
+        let (images, ended) = jobs.store.beyond(jobs.config.gallery)?;
         for id in images {
-            server.ledger.delete_image(&id)?;
+            keeping.delete_image(&id)?;
         }
-        for id in jobs {
+        for id in ended {
             let link = Arc::clone(&self.link);
             self.link.wait(async move { link.delete(&JobRecord::record_key(&id)).await })??;
         }
         Ok(())
     }
 
-    fn delete_orphans(&self, server: &Server) -> Result<()> {
+    fn delete_orphans(&self, jobs: &Jobs) -> Result<()> {
         self.files.delete_orphans(|| {
             self.replica.catch_up(&self.link)?;
-            let files = server.store.known_files();
+            let files = jobs.store.known_files();
             let files = files.map_err(|error| FleetError(error.to_string()))?;
             Ok(files.into_iter().map(|(kind, name)| object_name(kind, &name)).collect())
         })
@@ -78,10 +79,10 @@ impl Housekeeper {
 
     /// Calls the webhooks of ended jobs that were not called: a gateway's own, whose end it may have missed, and the
     /// oldest gateway those of gateways that are gone.
-    fn call_webhooks(&mut self, server: &Server) -> std::result::Result<(), StoreError> {
+    fn call_webhooks(&mut self, jobs: &Jobs) -> std::result::Result<(), StoreError> {
         let eldest = self.replica.nodes().into_iter().find(|node| !node.worker);
         let is_eldest = eldest.is_some_and(|node| node.id == self.link.id);
-        let uncalled: HashSet<String> = server.store.uncalled_webhooks()?.into_iter().collect();
+        let uncalled: HashSet<String> = jobs.store.uncalled_webhooks()?.into_iter().collect();
         self.callers.retain(|job, _| uncalled.contains(job));
         for job in uncalled {
             let caller = match self.callers.get(&job) {
@@ -99,7 +100,7 @@ impl Housekeeper {
                 }
             };
             if caller == self.link.id || (is_eldest && !self.replica.may_be_alive(&caller)) {
-                server.webhooks.call(server, &job);
+                jobs.recorded_end(&job);
             }
         }
         Ok(())

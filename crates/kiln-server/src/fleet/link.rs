@@ -19,7 +19,7 @@ use super::connect::{PATIENCE, TIMEOUT, connect, patiently, restore_stream};
 use super::error::{FleetError, Result, failed};
 use super::health::Health;
 use super::records::JobRecord;
-use crate::server::random_bytes;
+use crate::random::random_bytes;
 
 /// How long a process tries to reach the servers.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 
 use super::link::Link;
 use crate::api::shrink;
-use crate::server::WeakServer;
+use crate::jobs::WeakJobs;
 
 /// How long a gateway waits for an answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -24,15 +24,15 @@ pub(super) fn ask(link: &Arc<Link>, name: &str) -> Option<Vec<u8>> {
 }
 
 /// Answers the requests of gateways until the server is gone. A worker without the LoRA does not answer.
-pub(super) async fn answer(client: async_nats::Client, subject: String, server: WeakServer) {
+pub(super) async fn answer(client: async_nats::Client, subject: String, jobs: WeakJobs) {
     let Ok(mut questions) = client.subscribe(subject).await else { return };
     while let Some(question) = questions.next().await {
-        let Some(server) = server.upgrade() else { return };
+        let Some(jobs) = jobs.upgrade() else { return };
         let Some(reply) = question.reply.filter(|_| question.payload.len() <= MAX_NAME) else { continue };
         let preview = tokio::task::spawn_blocking(move || {
             let name = std::str::from_utf8(&question.payload).ok()?;
             // Small enough for a message.
-            shrink(&server, name, &server.catalogue.lora_preview(name)?).ok()
+            shrink(&jobs, name, &jobs.catalogue.lora_preview(name)?).ok()
         });
         if let Ok(Some(preview)) = preview.await {
             let _ = client.publish(reply, preview.into()).await;

@@ -311,7 +311,7 @@ fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Wea
                 }
             });
             if is_local && job.webhook.is_some() {
-                server.webhooks.call(&server, &live.id);
+                server.webhooks.call(&live.id);
             }
         }
     };

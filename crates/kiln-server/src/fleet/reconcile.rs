@@ -15,7 +15,7 @@ use super::records::JobRecord;
 use super::recover::recover;
 use super::replica::{KnownJob, Replica};
 use super::rules::{self, Mend, ModelView};
-use crate::server::random_bytes;
+use crate::random::random_bytes;
 use crate::store::JobState;
 
 /// The key of the lease.

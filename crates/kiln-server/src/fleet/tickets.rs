@@ -18,8 +18,8 @@ use super::recover::recover;
 use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
 use super::withdrawn::Withdrawn;
-use crate::Server;
 use crate::generator::name;
+use crate::jobs::Jobs;
 use crate::store::now;
 
 /// How long a ticket is left to other workers if this one can't run what is queued.
@@ -96,14 +96,14 @@ impl Tickets {
     }
 
     /// Updates what this worker can run.
-    pub(super) fn update_capabilities(&self, server: &Server) {
-        let (models, withdrawn) = (server.catalogue.models(), self.withdrawn.list());
+    pub(super) fn update_capabilities(&self, jobs: &Jobs) {
+        let (models, withdrawn) = (jobs.catalogue.models(), self.withdrawn.list());
         let models = models.into_iter().filter(|model| withdrawn.iter().all(|(name, _)| *name != model.name));
-        let models = models.map(|model| (server.catalogue.model_hash(&model.name), model.name));
+        let models = models.map(|model| (jobs.catalogue.model_hash(&model.name), model.name));
         let capabilities = Capabilities {
             models: models.map(|(hash, name)| (name, hash)).collect(),
-            loras: server.catalogue.loras(),
-            vaes: server.catalogue.vaes(),
+            loras: jobs.catalogue.loras(),
+            vaes: jobs.catalogue.vaes(),
         };
         *lock(&self.capabilities) = capabilities;
     }

@@ -1,6 +1,7 @@
 //! A worker: a server without an API, whose queue holds the jobs that it has claimed.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,16 +20,21 @@ use super::objects::Objects;
 use super::records::JobRecord;
 use super::replica::{Follower, Replica};
 use super::tickets::Tickets;
-use super::worker_ledger::WorkerLedger;
-use crate::api::probes;
+use super::worker_ledger::{WorkerHealth, WorkerLedger};
+use crate::Config;
+use crate::api::{Gate, probes};
+use crate::attempts::Attempts;
+use crate::auth::Auth;
 use crate::generator::{Catalogue, Generator};
-use crate::server::WeakServer;
+use crate::jobs::{Jobs, WeakJobs};
+use crate::listen::{finish_jobs, serve_app};
+use crate::roles::Shutdown;
 use crate::store::Store;
-use crate::{Config, Server};
 
 /// A worker of a fleet.
 pub struct FleetWorker {
-    server: Server,
+    config: Arc<Config>,
+    attempts: Attempts,
     tickets: Arc<Tickets>,
 }
 
@@ -45,14 +51,14 @@ pub fn open_worker(
     let tickets = Arc::new(Tickets::new(&link, &replica));
     let outbox = Arc::new(Outbox::default());
     let preview_requests = Arc::new(Mutex::default());
-    let ledger = WorkerLedger::new(&tickets, &store, &outbox);
-    let ledger = Arc::new(ledger);
     let files = Box::new(Objects::open(&link, &store)?);
-    let server = Server::new(config, catalogue, store, Box::new(Arc::clone(&ledger)), files)
-        .map_err(|error| FleetError(error.to_string()))?;
-    ledger.set_server(server.downgrade());
+    let health = Box::new(WorkerHealth { tickets: Arc::clone(&tickets), store: Arc::clone(&store) });
+    let jobs = Jobs::new(config.of_jobs(), catalogue, store, files, health);
+    let ledger = Arc::new(WorkerLedger::new(&tickets, &outbox));
+    let attempts = Attempts::new(jobs, Box::new(Arc::clone(&ledger)));
+    ledger.set_attempts(attempts.downgrade());
     link.handle().spawn(publish(Arc::downgrade(&link), outbox));
-    let worker = FleetWorker { server, tickets };
+    let worker = FleetWorker { config: Arc::new(config), attempts, tickets };
     worker.follow(&replica, &preview_requests);
     let caught_up = replica.catch_up(&link);
     caught_up?;
@@ -63,9 +69,20 @@ pub fn open_worker(
 }
 
 impl FleetWorker {
-    /// The server behind it, for its probes and metrics.
-    pub fn server(&self) -> &Server {
-        &self.server
+    /// The folder of temporary files.
+    pub fn folder(&self) -> &Path {
+        &self.config.folder
+    }
+
+    /// Takes no more jobs, and reports so to probes.
+    pub fn close(&self) {
+        self.attempts.close();
+    }
+
+    /// [`FleetWorker::close`] for another thread.
+    pub fn closer(&self) -> impl FnOnce() + Send + 'static {
+        let attempts = self.attempts.clone();
+        move || attempts.close()
     }
 
     /// Generates with these; the returned thread ends after [`FleetWorker::serve`].
@@ -73,20 +90,22 @@ impl FleetWorker {
         &self,
         generators: Vec<G>,
     ) -> std::io::Result<std::thread::JoinHandle<()>> {
-        self.server.generate_with_all(generators)
+        self.attempts.generate_with_all(generators)
     }
 
     /// Serves the probes and the metrics until `stop` completes, then drains.
     pub async fn serve(&self, listener: Option<tokio::net::TcpListener>, stop: impl Future<Output = ()>) {
         match listener {
             Some(listener) => {
-                let app = probes(self.server.clone());
-                crate::listen::serve_app(self.server.clone(), app, listener, stop).await;
+                let auth = Auth::new(&self.config.api_keys, Vec::new(), self.config.wrong_key_delay);
+                let (config, jobs) = (Arc::clone(&self.config), self.attempts.jobs().clone());
+                let app = probes(Gate { config, auth: Arc::new(auth), jobs });
+                serve_app(&self.config, self.attempts.jobs(), &self.attempts, app, listener, stop).await;
             }
             None => {
                 stop.await;
-                self.server.close();
-                crate::listen::finish_jobs(&self.server).await;
+                self.close();
+                finish_jobs(self.attempts.jobs(), &self.attempts).await;
             }
         }
     }
@@ -106,21 +125,22 @@ impl FleetWorker {
     /// Follows the records: jobs that are cancelled or taken over by another worker, and new ones.
     fn follow(&self, replica: &Arc<Replica>, preview_requests: &Arc<PreviewRequests>) {
         let link = &self.tickets.link;
-        let follower = HeldJobs { tickets: Arc::clone(&self.tickets), server: self.server.downgrade() };
+        let follower =
+            HeldJobs { tickets: Arc::clone(&self.tickets), jobs: self.attempts.jobs().downgrade() };
         link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), follower));
         link.handle().spawn(lora_previews::answer(
             link.client.clone(),
             link.subject("lora", "preview"),
-            self.server.downgrade(),
+            self.attempts.jobs().downgrade(),
         ));
         let (subject, client) = (link.subject("watch", "*"), link.client.clone());
-        let (server, preview_requests) = (self.server.downgrade(), Arc::clone(preview_requests));
+        let (jobs, preview_requests) = (self.attempts.jobs().downgrade(), Arc::clone(preview_requests));
         link.handle().spawn(async move {
             let Ok(mut wanted) = client.subscribe(subject).await else { return };
             while let Some(message) = wanted.next().await {
                 let Some(id) = message.subject.rsplit('.').next() else { continue };
-                let Some(server) = server.upgrade() else { return };
-                match server.live(id) {
+                let Some(jobs) = jobs.upgrade() else { return };
+                match jobs.live(id) {
                     Some(live) => live.poll_preview(),
                     None => {
                         let mut preview_requests = lock(&preview_requests);
@@ -137,28 +157,28 @@ impl FleetWorker {
 
     fn start_threads(&self, preview_requests: &Arc<PreviewRequests>) -> std::io::Result<()> {
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
-        let server = self.server.downgrade();
-        self.tickets.update_capabilities(&self.server);
+        let jobs = self.attempts.jobs().downgrade();
+        self.tickets.update_capabilities(&self.attempts);
         let tickets = Arc::downgrade(&self.tickets);
         let mut announcer = Announcer::new(&self.tickets.link, true)
             .leave_out(move || tickets.upgrade().map(|tickets| tickets.withdrawn.list()).unwrap_or_default());
-        announcer.announce(&self.server);
-        thread("announcing").spawn(move || announcer.run(&server, |_| {}))?;
-        let (tickets, server) = (Arc::downgrade(&self.tickets), self.server.downgrade());
+        announcer.announce(&self.attempts);
+        thread("announcing").spawn(move || announcer.run(&jobs, |_| {}))?;
+        let (tickets, jobs) = (Arc::downgrade(&self.tickets), self.attempts.jobs().downgrade());
         let pause = self.tickets.link.config.ack_wait / 3;
         let mut unheld = HashMap::new();
         thread("in progress").spawn(move || {
-            while let (Some(tickets), Some(server)) = (tickets.upgrade(), server.upgrade()) {
+            while let (Some(tickets), Some(jobs)) = (tickets.upgrade(), jobs.upgrade()) {
                 tickets.in_progress(None);
                 if let Err(error) = tickets.return_unheld(&mut unheld) {
                     tracing::warn!(%error, "can't return a job");
                 }
-                tickets.update_capabilities(&server);
-                drop((tickets, server));
+                tickets.update_capabilities(&jobs);
+                drop((tickets, jobs));
                 std::thread::sleep(pause);
             }
         })?;
-        let claimer = Claimer::new(&self.tickets, self.server.downgrade(), preview_requests);
+        let claimer = Claimer::new(&self.tickets, self.attempts.downgrade(), preview_requests);
         thread("claiming").spawn(move || claimer.run())?;
         Ok(())
     }
@@ -167,14 +187,14 @@ impl FleetWorker {
 /// Watches the records of the jobs that this worker holds.
 struct HeldJobs {
     tickets: Arc<Tickets>,
-    server: WeakServer,
+    jobs: WeakJobs,
 }
 
 impl Follower for HeldJobs {
     fn before(&self, entry: &Entry) {
         let Some(id) = entry.key.strip_prefix("job.") else { return };
         let Some(held) = lock(&self.tickets.held).get(id).map(|held| held.ticket) else { return };
-        let Some(server) = self.server.upgrade() else { return };
+        let Some(jobs) = self.jobs.upgrade() else { return };
         let record = serde_json::from_slice::<JobRecord>(&entry.value).ok();
         let own = &self.tickets.link.id;
         let is_own = record
@@ -184,21 +204,21 @@ impl Follower for HeldJobs {
             tracing::warn!(job = id, "another worker has taken over a job");
             lock(&self.tickets.held).remove(id);
         }
-        if let (Some(live), Some(job)) = (server.live(id), record) {
-            apply_cancellation(&server, &live, &job, is_own);
+        if let (Some(live), Some(job)) = (jobs.live(id), record) {
+            apply_cancellation(&jobs, &live, &job, is_own);
         }
     }
 
     fn after(&self) {
-        if let Some(server) = self.server.upgrade() {
-            server.wake_all();
+        if let Some(jobs) = self.jobs.upgrade() {
+            jobs.wake_all();
         }
     }
 
     fn lost(&self, _: &[String]) {
         let held = std::mem::take(&mut *lock(&self.tickets.held));
-        let Some(server) = self.server.upgrade() else { return };
-        held.keys().filter_map(|id| server.live(id)).for_each(|live| live.cancel());
-        server.wake_all();
+        let Some(jobs) = self.jobs.upgrade() else { return };
+        held.keys().filter_map(|id| jobs.live(id)).for_each(|live| live.cancel());
+        jobs.wake_all();
     }
 }

@@ -11,11 +11,11 @@ use super::claimer::enqueue_claimed;
 use super::messages::{Outbox, Outgoing, ProgressMessage};
 use super::records::ImageRecord;
 use super::tickets::Tickets;
+use crate::attempts::WeakAttempts;
+use crate::health::Health;
 use crate::live::LiveJob;
-use crate::server::WeakServer;
-use crate::store::{
-    Claim, GalleryLimits, IdempotencyKey, ImageRow, JobEnd, JobRow, Ledger, Marks, PlotRow, Store, StoreError,
-};
+use crate::roles::Attempting;
+use crate::store::{ImageRow, JobEnd, Store, StoreError};
 use crate::work::batch_key;
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -23,53 +23,36 @@ type Result<T> = std::result::Result<T, StoreError>;
 /// The ledger of a worker: writes the ends of its jobs, and their images.
 pub(super) struct WorkerLedger {
     tickets: Arc<Tickets>,
-    store: Arc<Store>,
     outbox: Arc<Outbox>,
     /// The last preview that was sent of each job.
     sent_previews: Mutex<HashMap<String, u32>>,
-    server: Mutex<Option<WeakServer>>,
+    attempts: Mutex<Option<WeakAttempts>>,
 }
 
 impl WorkerLedger {
-    pub(super) fn new(tickets: &Arc<Tickets>, store: &Arc<Store>, outbox: &Arc<Outbox>) -> WorkerLedger {
+    pub(super) fn new(tickets: &Arc<Tickets>, outbox: &Arc<Outbox>) -> WorkerLedger {
         WorkerLedger {
             tickets: Arc::clone(tickets),
-            store: Arc::clone(store),
             outbox: Arc::clone(outbox),
             sent_previews: Mutex::default(),
-            server: Mutex::new(None),
+            attempts: Mutex::new(None),
         }
     }
 
-    pub(super) fn set_server(&self, server: WeakServer) {
-        *lock(&self.server) = Some(server);
+    pub(super) fn set_attempts(&self, attempts: WeakAttempts) {
+        *lock(&self.attempts) = Some(attempts);
     }
 
     /// Takes no more jobs of a model that can't be loaded.
     fn withdraw(&self, model: &str, reason: &str) {
         self.tickets.withdrawn.insert(model, reason);
-        if let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) {
-            self.tickets.update_capabilities(&server);
+        if let Some(attempts) = lock(&self.attempts).as_ref().and_then(WeakAttempts::upgrade) {
+            self.tickets.update_capabilities(&attempts);
         }
     }
 }
 
-/// The error of what only gateways do.
-fn unsupported<T>() -> Result<T> {
-    Err(StoreError::Queue("a worker accepts no requests".into()))
-}
-
-impl Ledger for Arc<WorkerLedger> {
-    fn submit(
-        &self,
-        _: &JobRow,
-        _: &LiveJob,
-        _: Option<&IdempotencyKey>,
-        _: Option<&str>,
-    ) -> Result<Option<Option<String>>> {
-        unsupported()
-    }
-
+impl Attempting for Arc<WorkerLedger> {
     fn start(&self, id: &str) -> Result<()> {
         // The claim was the start. Planning may kill a worker, too.
         self.tickets.set_began(id, true);
@@ -77,8 +60,8 @@ impl Ledger for Arc<WorkerLedger> {
     }
 
     fn load_failed(&self, reason: &str) {
-        let server = lock(&self.server).as_ref().and_then(WeakServer::upgrade);
-        let models = server.map(|server| server.catalogue.models()).unwrap_or_default();
+        let attempts = lock(&self.attempts).as_ref().and_then(WeakAttempts::upgrade);
+        let models = attempts.map(|attempts| attempts.catalogue.models()).unwrap_or_default();
         let default = models.into_iter().find(|model| model.default);
         default.into_iter().for_each(|model| self.withdraw(&model.name, reason));
     }
@@ -103,10 +86,6 @@ impl Ledger for Arc<WorkerLedger> {
         Ok(self.tickets.finish(end)?)
     }
 
-    fn set_order(&self, _: &[String]) -> Result<()> {
-        unsupported()
-    }
-
     fn save_image(&self, image: &ImageRow) -> Result<()> {
         let ticket = lock(&self.tickets.held).get(&image.job).map(|held| held.ticket);
         let Some(ticket) = ticket else { return Err(StoreError::Queue("another worker has the job".into())) };
@@ -114,59 +93,6 @@ impl Ledger for Arc<WorkerLedger> {
         let (link, key) = (Arc::clone(&self.tickets.link), format!("image.{}", image.id));
         self.tickets.link.wait(async move { link.put(&key, &record).await })??;
         Ok(())
-    }
-
-    fn delete_images_of(&self, job: &str) -> Result<()> {
-        // Another attempt replaces them: its images have the same names.
-        let _ = job;
-        Ok(())
-    }
-
-    fn delete_image(&self, _: &str) -> Result<bool> {
-        unsupported()
-    }
-
-    fn mark(&self, _: &[String], _: Marks) -> Result<Option<String>> {
-        unsupported()
-    }
-
-    fn insert_plot(&self, _: &PlotRow) -> Result<()> {
-        unsupported()
-    }
-
-    fn insert_session(&self, _: &crate::sessions::Session) -> Result<()> {
-        unsupported()
-    }
-
-    fn delete_session(&self, _: &crate::sessions::Session) -> Result<()> {
-        unsupported()
-    }
-
-    fn remove_webhook(&self, _: &str) -> Result<()> {
-        unsupported()
-    }
-
-    fn claim_input(&self, _: &str, _: &str, _: u64, _: u64) -> Result<Claim> {
-        unsupported()
-    }
-
-    fn touch_input(&self, _: &str, _: &str) -> Result<()> {
-        unsupported()
-    }
-
-    fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn check(&self) -> Result<()> {
-        self.store.check()?;
-        self.tickets.link.check()?;
-        let has_models = !lock(&self.tickets.capabilities).models.is_empty();
-        let withdrawn = self.tickets.withdrawn.list();
-        match withdrawn.into_iter().next().filter(|_| !has_models) {
-            Some((model, reason)) => Err(StoreError::Model(format!("{model}: {reason}"))),
-            None => Ok(()),
-        }
     }
 
     fn progress(&self, live: &LiveJob) {
@@ -201,11 +127,30 @@ impl Ledger for Arc<WorkerLedger> {
     }
 
     fn claim_batch(&self, first: &LiveJob, room: u32) {
-        let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) else { return };
+        let Some(attempts) = lock(&self.attempts).as_ref().and_then(WeakAttempts::upgrade) else { return };
         let known = self.tickets.replica.state().jobs.get(&first.id).map(|known| Arc::clone(&known.record));
         let Some(job) = known.filter(|_| room > 0 && !first.run_alone) else { return };
         let jobs = self.tickets.claim_batch(&job.model, &batch_key(&job.request), room);
-        jobs.iter().for_each(|job| enqueue_claimed(&server, &self.tickets, job, &Mutex::default()));
+        jobs.iter().for_each(|job| enqueue_claimed(&attempts, &self.tickets, job, &Mutex::default()));
+    }
+}
+
+/// Whether a worker can store images, reach the queue and load a model.
+pub(super) struct WorkerHealth {
+    pub(super) tickets: Arc<Tickets>,
+    pub(super) store: Arc<Store>,
+}
+
+impl Health for WorkerHealth {
+    fn check(&self) -> Result<()> {
+        self.store.check()?;
+        self.tickets.link.check()?;
+        let has_models = !lock(&self.tickets.capabilities).models.is_empty();
+        let withdrawn = self.tickets.withdrawn.list();
+        match withdrawn.into_iter().next().filter(|_| !has_models) {
+            Some((model, reason)) => Err(StoreError::Model(format!("{model}: {reason}"))),
+            None => Ok(()),
+        }
     }
 
     fn metrics(&self, out: &mut String) {

@@ -16,6 +16,33 @@ pub(crate) const INPUT_PREFIX: &str = "input:";
 /// How long unfinished files, and uploaded images that no job uses, are kept.
 const MAX_UNUSED_AGE: Duration = Duration::from_secs(6 * 3600);
 
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// A generated image.
+    Image,
+    /// An uploaded image, named by the SHA-256 of its content.
+    Input,
+}
+
+/// Stores image files by name.
+pub(crate) trait Files: Send + Sync {
+    /// The name of a generated image's file.
+    fn name(&self, id: &str, extension: &str, bytes: &[u8]) -> String;
+
+    fn put(&self, kind: FileKind, name: &str, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// The path of a file on this machine; `None` if there is none with this name.
+    fn path(&self, kind: FileKind, name: &str) -> Result<Option<PathBuf>, StoreError>;
+
+    fn remove(&self, kind: FileKind, name: &str);
+
+    /// Removes the file of an image whose row could not be written, unless it may belong to another one, too.
+    fn discard_image(&self, name: &str) {
+        self.remove(FileKind::Image, name);
+    }
+}
+
 /// The uploaded image files.
 pub struct InputFiles<'a>(pub(super) &'a Store);
 

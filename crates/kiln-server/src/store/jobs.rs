@@ -88,6 +88,17 @@ pub struct JobRow {
     pub notes: Vec<String>,
 }
 
+impl JobRow {
+    /// It with an end that is not in the database yet.
+    pub(crate) fn with_end(mut self, end: Option<JobEnd>) -> JobRow {
+        if let Some(end) = end {
+            (self.state, self.error, self.notes) = (end.state, end.error, end.notes);
+            self.finished = Some(end.finished);
+        }
+        self
+    }
+}
+
 /// How a job ended.
 #[derive(Clone, Debug)]
 pub(crate) struct JobEnd {
@@ -99,7 +110,6 @@ pub(crate) struct JobEnd {
     /// In milliseconds since 1970.
     pub(crate) finished: i64,
     /// Whether the job may succeed on another machine: the server failed, not the request.
-    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for fleets"))]
     pub(crate) retry: bool,
 }
 

@@ -45,7 +45,6 @@ const OLD_JOBS: &str = "state IN ('done', 'failed', 'cancelled')
      AND NOT EXISTS (SELECT 1 FROM pictures WHERE pictures.job = jobs.id)";
 
 /// The ids of images and of jobs beyond the limits.
-#[cfg(feature = "fleet")]
 pub(super) fn beyond(
     db: &rusqlite::Connection,
     limits: GalleryLimits,

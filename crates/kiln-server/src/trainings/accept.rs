@@ -14,7 +14,7 @@ use super::training::{Training, TrainingSnapshot, TrainingState};
 use crate::Server;
 use crate::api::Caller;
 use crate::generator::{JobError, name};
-use crate::server::random_bytes;
+use crate::random::random_bytes;
 use crate::store::now;
 use crate::trainer::{PresetSettings, TrainingCheck, TrainingOrder, TrainingTask};
 

@@ -143,7 +143,7 @@ impl TestWorker {
 impl Drop for TestWorker {
     fn drop(&mut self) {
         if let Some(worker) = &self.0 {
-            worker.server().close();
+            worker.close();
         }
     }
 }

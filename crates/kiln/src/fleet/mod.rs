@@ -71,14 +71,14 @@ pub fn run_worker(mut args: WorkerArgs) -> Result<(), CliError> {
     let fleet = args.queue.fleet.config(&args.queue.servers.0);
     let catalogue = Box::new(SharedCatalogue(Arc::clone(&models)));
     let worker = open_worker(config, fleet, catalogue).map_err(|error| queue_error(&error))?;
-    let engines = serve::workers(options, &models, worker.server())?;
+    let engines = serve::workers(options, &models, worker.folder())?;
     let generating = worker
         .generate_with_all(engines)
         .map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let stop = {
         let _runtime = runtime.enter();
-        signals::reload_on_hangup(models, worker.server().clone(), None);
-        signals::stop(worker.server().clone(), Duration::ZERO)
+        signals::reload_on_hangup(models, None);
+        signals::stop(worker.closer(), Duration::ZERO)
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "worker ready");
     runtime.block_on(worker.serve(listener, stop));

@@ -13,7 +13,7 @@ mod upsample;
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -72,7 +72,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         }
         (Some(models), _) => {
             let server = open(config, models)?;
-            let sessions = sessions(&args.generator, &server)?;
+            let sessions = sessions(&args.generator, server.folder())?;
             let turn = Arc::new(DeviceLock::default());
             let training = train(&args, models, &server, &sessions, &turn)?;
             let worker =
@@ -89,9 +89,10 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let stop = {
         let _runtime = runtime.enter();
         if let Some(models) = models {
-            signals::reload_on_hangup(models, server.clone(), Some(args.clone()));
+            signals::reload_on_hangup(models, Some((server.clone(), args.clone())));
         }
-        signals::stop(server.clone(), Duration::from_secs(args.linger))
+        let server = server.clone();
+        signals::stop(move || server.close(), Duration::from_secs(args.linger))
     };
     announce(&format!("{scheme}://{address}"), args.generator.json);
     runtime.block_on(kiln_server::serve(server, listener, stop));
@@ -137,18 +138,18 @@ fn announce(url: &str, json: bool) {
 pub fn workers(
     args: &GeneratorArgs,
     models: &Arc<ModelCatalogue>,
-    server: &Server,
+    folder: &Path,
 ) -> Result<Vec<Worker>, CliError> {
     let worker = |session| worker(args, Arc::clone(models), session);
-    Ok(sessions(args, server)?.into_iter().map(worker).collect())
+    Ok(sessions(args, folder)?.into_iter().map(worker).collect())
 }
 
 /// Creates the sessions, which keep models loaded: one for each device.
-fn sessions(args: &GeneratorArgs, server: &Server) -> Result<Vec<Arc<Session>>, CliError> {
+fn sessions(args: &GeneratorArgs, folder: &Path) -> Result<Vec<Arc<Session>>, CliError> {
     let texts = if args.no_cache {
         None
     } else {
-        crate::cache::texts()?.or_else(|| Some(TextCache::new(server.folder().join("texts"))))
+        crate::cache::texts()?.or_else(|| Some(TextCache::new(folder.join("texts"))))
     };
     let session = |mut settings: Settings| {
         settings.text_cache.clone_from(&texts);

@@ -10,10 +10,10 @@ use kiln_server::Server;
 use super::catalogue::ModelCatalogue;
 use crate::args::ServeArgs;
 
-/// A future that ends at Ctrl-C, or `linger` after SIGTERM: meanwhile the server answers, but takes no jobs. A second
-/// signal ends the process at once.
+/// A future that ends at Ctrl-C, or `linger` after SIGTERM: meanwhile the server answers, but takes no jobs after `close`. A
+/// second signal ends the process at once.
 #[cfg(unix)]
-pub fn stop(server: Server, linger: Duration) -> impl Future<Output = ()> {
+pub fn stop(close: impl FnOnce(), linger: Duration) -> impl Future<Output = ()> {
     use tokio::signal::unix::{SignalKind, signal};
 
     let signals = signal(SignalKind::interrupt()).and_then(|i| Ok((i, signal(SignalKind::terminate())?)));
@@ -30,14 +30,14 @@ pub fn stop(server: Server, linger: Duration) -> impl Future<Output = ()> {
             }
             std::process::exit(130);
         });
-        server.close();
+        close();
         tokio::time::sleep(wait).await;
     }
 }
 
 /// A future that ends at Ctrl-C. A second one ends the process at once.
 #[cfg(not(unix))]
-pub async fn stop(_: Server, _: Duration) {
+pub async fn stop(_: impl FnOnce(), _: Duration) {
     let _ = tokio::signal::ctrl_c().await;
     tokio::spawn(async {
         let _ = tokio::signal::ctrl_c().await;
@@ -48,16 +48,17 @@ pub async fn stop(_: Server, _: Duration) {
 /// Reads the list of models again at every SIGHUP, and the API keys of a server with an API; each model's files are
 /// opened again when it is next used.
 #[cfg(unix)]
-pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: Option<ServeArgs>) {
+pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Option<(Server, ServeArgs)>) {
     use tokio::signal::unix::{SignalKind, signal};
 
     let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
-            match args.as_ref().map(super::access::keys) {
-                None => {}
-                Some(Ok(keys)) => server.set_api_keys(&keys),
-                Some(Err(error)) => tracing::error!("keeping the API keys as they are: {}", error.message),
+            if let Some((server, args)) = &server {
+                match super::access::keys(args) {
+                    Ok(keys) => server.set_api_keys(&keys),
+                    Err(error) => tracing::error!("keeping the API keys as they are: {}", error.message),
+                }
             }
             models.reload();
             tracing::info!("reloaded: models are read again when they are next used");
@@ -67,4 +68,4 @@ pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: Optio
 
 /// There is no SIGHUP here.
 #[cfg(not(unix))]
-pub fn reload_on_hangup(_: Arc<ModelCatalogue>, _: Server, _: Option<ServeArgs>) {}
+pub fn reload_on_hangup(_: Arc<ModelCatalogue>, _: Option<(Server, ServeArgs)>) {}

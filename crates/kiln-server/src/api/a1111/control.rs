@@ -8,9 +8,9 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Server;
 use crate::api::fields::Fields;
 use crate::api::{Caller, Query, json};
+use crate::intake::Intake;
 use crate::live::{Api, LiveJob};
 use crate::store::JobState;
 
@@ -46,12 +46,12 @@ pub(crate) struct ProgressParams {
     (status = "4XX", body = crate::api::error::ErrorBody),
 )))]
 pub(crate) async fn progress(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Query(params): Query<ProgressParams>,
 ) -> Response {
     let own = |live: &LiveJob| caller.owns(&live.client) && live.state() == JobState::Running;
-    let running = server.active().into_iter().find(|live| own(live));
+    let running = intake.active().into_iter().find(|live| own(live));
     let snapshot = running.as_ref().map(|live| live.snapshot()).unwrap_or_default();
     let with_preview = params.skip_current_image != Some(true);
     if let Some(live) = running.as_ref().filter(|_| with_preview) {
@@ -86,13 +86,13 @@ pub(crate) async fn progress(
 /// Stops the running jobs that were submitted through this API. Each returns its finished images, and the unfinished one
 /// as it is.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done"))))]
-pub(crate) async fn interrupt(State(server): State<Server>, caller: Caller) -> Response {
+pub(crate) async fn interrupt(State(intake): State<Intake>, caller: Caller) -> Response {
     let is_running = |live: &LiveJob| live.api == Api::A1111 && live.state() == JobState::Running;
     let own = |live: &LiveJob| is_running(live) && caller.owns(&live.client);
-    for live in server.active().iter().filter(|live| own(live)) {
+    for live in intake.active().iter().filter(|live| own(live)) {
         // Once the steps have begun, the next preview is the unfinished image.
-        if server.config.check.is_some() || !live.stop_with_preview() {
-            server.cancel(&live.id);
+        if intake.config.check.is_some() || !live.stop_with_preview() {
+            intake.cancel(&live.id);
         }
     }
     json(StatusCode::OK, &Fields::new())
@@ -100,6 +100,6 @@ pub(crate) async fn interrupt(State(server): State<Server>, caller: Caller) -> R
 
 /// Does the same as `interrupt`: images of a job are generated together.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/skip", tag = "a1111", responses((status = 200, description = "Done"))))]
-pub(crate) async fn skip(server: State<Server>, caller: Caller) -> Response {
-    interrupt(server, caller).await
+pub(crate) async fn skip(intake: State<Intake>, caller: Caller) -> Response {
+    interrupt(intake, caller).await
 }

@@ -6,9 +6,9 @@ use axum::response::Response;
 use kiln_engine::ScheduleKind;
 use serde_json::{Value, json as value};
 
-use crate::Server;
 use crate::api::fields::Fields;
 use crate::api::json;
+use crate::jobs::Jobs;
 
 /// The one sampler: FLUX models are integrated with Euler steps.
 pub(crate) const SAMPLER: &str = "Euler";
@@ -62,27 +62,27 @@ pub(crate) async fn latent_upscale_modes() -> Response {
 
 /// Lists the models.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/sd-models", tag = "a1111", responses((status = 200, description = "Models", body = Vec<Object>))))]
-pub(crate) async fn models(State(server): State<Server>) -> Response {
+pub(crate) async fn models(State(jobs): State<Jobs>) -> Response {
     let entry = |name: String| {
         value!({
             "title": name, "model_name": name, "hash": null, "sha256": null, "filename": name, "config": null,
         })
     };
-    list(&server.catalogue.models().into_iter().map(|m| entry(m.name)).collect::<Vec<_>>())
+    list(&jobs.catalogue.models().into_iter().map(|m| entry(m.name)).collect::<Vec<_>>())
 }
 
 /// Lists the autoencoders.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/sd-vae", tag = "a1111", responses((status = 200, description = "Autoencoders", body = Vec<Object>))))]
-pub(crate) async fn vaes(State(server): State<Server>) -> Response {
+pub(crate) async fn vaes(State(jobs): State<Jobs>) -> Response {
     let entry = |name: String| value!({ "model_name": name, "filename": name });
-    list(&server.catalogue.vaes().into_iter().map(entry).collect::<Vec<_>>())
+    list(&jobs.catalogue.vaes().into_iter().map(entry).collect::<Vec<_>>())
 }
 
 /// Lists the LoRAs.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/loras", tag = "a1111", responses((status = 200, description = "LoRAs", body = Vec<Object>))))]
-pub(crate) async fn loras(State(server): State<Server>) -> Response {
+pub(crate) async fn loras(State(jobs): State<Jobs>) -> Response {
     let entry = |name: String| value!({ "name": name, "alias": name, "path": name, "metadata": {} });
-    list(&server.catalogue.loras().into_iter().map(entry).collect::<Vec<_>>())
+    list(&jobs.catalogue.loras().into_iter().map(entry).collect::<Vec<_>>())
 }
 
 /// Lists the scripts: there are none.
@@ -99,19 +99,19 @@ pub(crate) async fn cmd_flags() -> Response {
 
 /// Looks for new models.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/refresh-checkpoints", tag = "a1111", responses((status = 200, description = "Done"))))]
-pub(crate) async fn refresh_checkpoints(State(server): State<Server>) -> Response {
-    server.catalogue.refresh();
+pub(crate) async fn refresh_checkpoints(State(jobs): State<Jobs>) -> Response {
+    jobs.catalogue.refresh();
     json(StatusCode::OK, &Fields::new())
 }
 
 /// Looks for new LoRAs.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/refresh-loras", tag = "a1111", responses((status = 200, description = "Done"))))]
-pub(crate) async fn refresh_loras(server: State<Server>) -> Response {
-    refresh_checkpoints(server).await
+pub(crate) async fn refresh_loras(jobs: State<Jobs>) -> Response {
+    refresh_checkpoints(jobs).await
 }
 
 /// Looks for new autoencoders.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/refresh-vae", tag = "a1111", responses((status = 200, description = "Done"))))]
-pub(crate) async fn refresh_vaes(server: State<Server>) -> Response {
-    refresh_checkpoints(server).await
+pub(crate) async fn refresh_vaes(jobs: State<Jobs>) -> Response {
+    refresh_checkpoints(jobs).await
 }

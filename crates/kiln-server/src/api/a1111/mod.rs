@@ -1,5 +1,6 @@
 //! The part of the API of A1111's web UI that other tools use: generating here, the rest in the modules.
 
+pub(crate) mod choice;
 pub(crate) mod control;
 pub(crate) mod lists;
 pub(crate) mod options;

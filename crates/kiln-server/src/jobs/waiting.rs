@@ -1,125 +1,53 @@
-//! The queue: waiting jobs, planned and running ones, and the threads that wait for them.
+//! Waiting for jobs, for room, and for what happens to a group of jobs.
 
-use std::collections::HashMap;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, MutexGuard};
-#[cfg(feature = "fleet")]
-use std::{sync::PoisonError, time::Duration};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kiln_base::{lock, wait};
 
-use crate::Server;
-use crate::fair_queue::{FairQueue, QueuedJob};
+use super::{Jobs, stopping_error};
 use crate::live::LiveJob;
-use crate::store::{JobState, StoreError};
+use crate::queue::{GroupEvent, Queue};
 
-#[derive(Default)]
-pub(crate) struct Queue {
-    /// Jobs that are not planned yet.
-    pub(crate) waiting: FairQueue,
-    /// Every job that has not ended, by id.
-    pub(crate) live: LiveJobs,
-    /// The clients of jobs that are being inserted into the database; they count towards the limits.
-    pub(super) inserting: Vec<String>,
-    /// Planned and running jobs, oldest first. Until the generator gets them their state is `Queued`.
-    pub(crate) active: Vec<Arc<LiveJob>>,
-    pub(super) stopping: bool,
-}
-
-impl Queue {
-    /// Jobs that are planned or being planned and wait for the generator.
-    pub(super) fn planned(&self) -> impl Iterator<Item = &Arc<LiveJob>> {
-        self.active.iter().filter(|live| live.state() == JobState::Queued)
-    }
-
-    pub(super) fn queued_count(&self) -> usize {
-        self.waiting.len() + self.inserting.len() + self.planned().count()
-    }
-
-    pub(super) fn push(&mut self, job: QueuedJob, live: Arc<LiveJob>) {
-        self.waiting.push(job);
-        self.live.insert(live);
-    }
-
-    /// Takes waiting jobs with this batch key, up to `room` images in total.
-    fn take_batchable(&mut self, batch_key: &str, mut room: u32) -> Vec<Arc<LiveJob>> {
-        let mut jobs = Vec::new();
-        while room > 0 {
-            let Some(job) = self.waiting.take_batchable(batch_key, room) else { break };
-            room -= job.images.min(room);
-            jobs.extend(self.live.get(&job.id).cloned());
-        }
-        self.active.extend(jobs.iter().cloned());
-        jobs
-    }
-}
-
-/// Jobs by id, and how many each client has.
-#[derive(Default)]
-pub(crate) struct LiveJobs {
-    jobs: HashMap<String, Arc<LiveJob>>,
-    clients: HashMap<String, usize>,
-}
-
-impl Deref for LiveJobs {
-    type Target = HashMap<String, Arc<LiveJob>>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.jobs
-    }
-}
-
-impl LiveJobs {
-    /// The number of jobs of a client.
-    pub(super) fn of_client(&self, client: &str) -> usize {
-        self.clients.get(client).copied().unwrap_or(0)
-    }
-
-    /// Adds a job, or replaces the one with its id.
-    pub(crate) fn insert(&mut self, live: Arc<LiveJob>) {
-        self.remove(&live.id);
-        *self.clients.entry(live.client.clone()).or_default() += 1;
-        self.jobs.insert(live.id.clone(), live);
-    }
-
-    /// Adds a job, unless there is one with its id: that is returned.
-    pub(super) fn insert_new(&mut self, live: &Arc<LiveJob>) -> Option<Arc<LiveJob>> {
-        let earlier = self.jobs.get(&live.id).cloned();
-        if earlier.is_none() {
-            self.insert(Arc::clone(live));
-        }
-        earlier
-    }
-
-    pub(crate) fn remove(&mut self, id: &str) {
-        let Some(live) = self.jobs.remove(id) else { return };
-        if let Some(count) = self.clients.get_mut(&live.client) {
-            *count -= 1;
-            if *count == 0 {
-                self.clients.remove(&live.client);
-            }
-        }
-    }
-}
-
-/// What happened while a planned group waited for the generator.
-pub(crate) enum GroupEvent {
-    /// A generator is idle: generate the group.
-    GeneratorIdle,
-    /// These jobs can be generated in the same batch.
-    Join(Vec<Arc<LiveJob>>),
-    /// A job of the group was cancelled.
-    Cancelled,
-    /// The server is stopping.
-    Stopping,
-}
-
-impl Server {
+impl Jobs {
     /// Puts a stored job into the queue.
     pub(crate) fn enqueue(&self, live: LiveJob) {
         let queued = self.queued_job(&live);
         self.queue().push(queued, Arc::new(live));
+    }
+
+    /// Puts an accepted job into the queue, unless no more are taken; returns whether it did.
+    pub(crate) fn push(&self, live: &Arc<LiveJob>) -> bool {
+        let queued = self.queued_job(live);
+        let mut queue = self.queue();
+        if queue.stopping {
+            return false;
+        }
+        queue.push(queued, Arc::clone(live));
+        drop(queue);
+        self.wake.notify_all();
+        true
+    }
+
+    /// Takes no more jobs. Returns those that wait; `None` if that was so already.
+    pub(crate) fn stop_taking(&self) -> Option<Vec<Arc<LiveJob>>> {
+        let waiting = {
+            let mut queue = self.queue();
+            if std::mem::replace(&mut queue.stopping, true) {
+                return None;
+            }
+            let is_active = |live: &LiveJob| queue.active.iter().any(|active| active.id == live.id);
+            queue.live.values().filter(|live| !is_active(live)).cloned().collect()
+        };
+        self.wake.notify_all();
+        Some(waiting)
+    }
+
+    /// Drops a job that was not started when the server stops; it stays queued in the database.
+    pub(crate) fn abandon_unstarted(&self, live: &LiveJob) {
+        self.remove_job(&live.id);
+        live.change(|s| s.error = Some(stopping_error()));
     }
 
     pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -158,7 +86,6 @@ impl Server {
 
     /// Waits until no job is queued here and `wanted` agrees, at most for `timeout`; it hears whether a generator is free.
     /// Returns whether it did, and `None` when the server stops.
-    #[cfg(feature = "fleet")]
     pub(crate) fn wait_for_room(
         &self,
         timeout: Duration,
@@ -228,10 +155,17 @@ impl Server {
     }
 
     /// Forgets a job whose record was deleted.
-    #[cfg(feature = "fleet")]
     pub(crate) fn remove_waiting(&self, id: &str) {
         self.queue().waiting.remove(id);
         self.remove_job(id);
+    }
+
+    /// Forgets a job that was not submitted after all.
+    pub(crate) fn remove_unsubmitted(&self, live: &Arc<LiveJob>) {
+        let mut queue = self.queue();
+        if queue.live.get(&live.id).is_some_and(|known| Arc::ptr_eq(known, live)) {
+            queue.live.remove(&live.id);
+        }
     }
 
     /// A job that has not ended.
@@ -244,17 +178,6 @@ impl Server {
         let queue = self.queue();
         let waiting = queue.waiting.ids().filter_map(|id| queue.live.get(id));
         queue.active.iter().chain(waiting).cloned().collect()
-    }
-
-    /// Gives waiting jobs of a client their places in this order.
-    pub(crate) fn reorder(&self, client: &str, order: &[String]) -> Result<(), StoreError> {
-        let ids = if self.ledger.is_gateway() {
-            // The places come back with the records.
-            self.queue().waiting.clone().reorder(client, order)
-        } else {
-            self.queue().waiting.reorder(client, order)
-        };
-        self.ledger.set_order(&ids)
     }
 
     /// Planned and running jobs, oldest first.

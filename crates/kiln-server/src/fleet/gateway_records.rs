@@ -1,0 +1,146 @@
+//! What the clients of a gateway have besides jobs, as records of the queue; and whether the queue can be used.
+
+use std::sync::Arc;
+
+use kiln_base::hex;
+use serde::Serialize;
+
+use super::gateway::Gateway;
+use super::link::Link;
+use super::records::{InputRecord, MarkRecord};
+use super::replica::Replica;
+use crate::health::Health;
+use crate::roles::Keeping;
+use crate::sessions::Session;
+use crate::store::{Claim, FileKind, Files, InputFiles, JobState, Marks, PlotRow, Store, StoreError, now};
+
+type Result<T> = std::result::Result<T, StoreError>;
+
+impl Gateway {
+    /// Writes a record and waits until the replica has it.
+    fn put(&self, key: String, value: impl Serialize + Send + Sync + 'static) -> Result<()> {
+        let link = Arc::clone(&self.link);
+        let revision = self.link.wait(async move { link.put(&key, &value).await })??;
+        Ok(self.replica.wait_for(revision)?)
+    }
+
+    fn delete(&self, key: String) -> Result<()> {
+        let link = Arc::clone(&self.link);
+        self.link.wait(async move { link.delete(&key).await })??;
+        Ok(self.replica.catch_up(&self.link)?)
+    }
+
+    fn touch_sized(&self, name: &str, client: &str, bytes: u64) -> Result<()> {
+        let hash = InputFiles::hash(name);
+        let record = InputRecord { hash: hash.to_owned(), client: client.to_owned(), bytes, used: now() };
+        self.put(InputRecord::record_key(hash, client), record)
+    }
+}
+
+impl Keeping for Gateway {
+    fn delete_image(&self, id: &str) -> Result<bool> {
+        let Some(image) = self.jobs.store.image(id)? else { return Ok(false) };
+        if !self.jobs.store.is_file_shared(&image.file)? {
+            self.files.remove(FileKind::Image, &image.file);
+        }
+        self.delete(format!("image.{id}"))?;
+        Ok(true)
+    }
+
+    fn mark(&self, ids: &[String], marks: Marks) -> Result<Option<String>> {
+        let mut changes = Vec::new();
+        for id in ids {
+            let Some(image) = self.jobs.store.image(id)? else { return Ok(Some(id.clone())) };
+            let favourite = marks.favourite.unwrap_or(image.favourite);
+            let trashed = marks.trash.map_or(image.trashed, |trash| trash.then(now));
+            changes.push((format!("mark.{id}"), MarkRecord { favourite, trashed }));
+        }
+        for (key, record) in changes {
+            self.put(key, record)?;
+        }
+        Ok(None)
+    }
+
+    fn insert_plot(&self, plot: &PlotRow) -> Result<()> {
+        self.put(format!("plot.{}", plot.id), plot.clone())
+    }
+
+    fn insert_session(&self, session: &Session) -> Result<()> {
+        self.put(format!("session.{}", hex(session.hash)), session.clone())
+    }
+
+    fn delete_session(&self, session: &Session) -> Result<()> {
+        self.delete(format!("session.{}", hex(session.hash)))
+    }
+
+    fn remove_webhook(&self, job: &str) -> Result<()> {
+        self.change(job, |job| job.webhook.take().is_some())
+    }
+
+    fn claim_input(&self, name: &str, client: &str, bytes: u64, quota: u64) -> Result<Claim> {
+        // The replica decides; what it grants and evicts is written to the queue, for all gateways.
+        let claim = self.jobs.store.inputs().claim(name, client, bytes, quota)?;
+        if let Claim::Granted { evicted } = &claim {
+            for name in evicted {
+                self.delete(InputRecord::record_key(InputFiles::hash(name), client))?;
+                self.files.remove(FileKind::Input, InputFiles::hash(name));
+            }
+            self.touch_sized(name, client, bytes)?;
+        }
+        Ok(claim)
+    }
+
+    fn touch_input(&self, name: &str, client: &str) -> Result<()> {
+        let hash = InputFiles::hash(name);
+        let size = self.files.path(FileKind::Input, hash)?.and_then(|path| path.metadata().ok());
+        self.touch_sized(name, client, size.map_or(0, |metadata| metadata.len()))
+    }
+}
+
+/// Whether a gateway's replica and queue can be written.
+pub(super) struct GatewayHealth {
+    link: Arc<Link>,
+    replica: Arc<Replica>,
+    store: Arc<Store>,
+}
+
+impl GatewayHealth {
+    pub(super) fn new(link: &Arc<Link>, replica: &Arc<Replica>, store: &Arc<Store>) -> GatewayHealth {
+        GatewayHealth { link: Arc::clone(link), replica: Arc::clone(replica), store: Arc::clone(store) }
+    }
+}
+
+impl Health for GatewayHealth {
+    fn check(&self) -> Result<()> {
+        self.store.check()?;
+        Ok(self.link.check()?)
+    }
+
+    fn metrics(&self, out: &mut String) {
+        use std::fmt::Write;
+
+        let (in_flight, oldest) = {
+            let state = self.replica.state();
+            let running = state.jobs.values().filter(|job| job.record.state == JobState::Running).count();
+            let queued = state.jobs.values().filter(|job| job.record.state == JobState::Queued);
+            (running, queued.map(|job| job.record.created).min())
+        };
+        let nodes = self.replica.nodes();
+        let workers = nodes.iter().filter(|node| node.worker);
+        let (count, busy) =
+            workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
+        let link = Arc::clone(&self.link);
+        let dead = self.link.wait(async move { link.dead.get_info().await.map(|info| info.state.messages) });
+        let age = oldest.map_or(0.0, |created| (now() - created).max(0) as f64 / 1000.0);
+        let mut gauge = |name: &str, help: &str, value: f64| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        };
+        gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
+        gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight as f64);
+        gauge("kiln_workers", "Live workers.", f64::from(count));
+        gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
+        if let Ok(Ok(dead)) = dead {
+            gauge("kiln_dead_letters", "Dead letters.", dead as f64);
+        }
+    }
+}
