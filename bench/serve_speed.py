@@ -218,7 +218,7 @@ class Client:
         """Does the same as `generation` with a job, following its events to the end."""
         began = time.perf_counter()
         events = self.ask("GET", f"/v1/jobs/{self.submit(request)}/events")[1].decode()
-        end = re.search(r"^event: ?end\ndata: ?(.*)$", events.replace("\r\n", "\n"), re.MULTILINE)
+        end = re.search(r"^event: ?end\n(?:id:.*\n)?data: ?(.*)$", events.replace("\r\n", "\n"), re.MULTILINE)
         if not end:
             sys.exit(f"error: the events of a job have no end: {events[-500:]}")
         data = self.file(json.loads(end[1]))

@@ -13,14 +13,12 @@ use super::error::{FleetError, Result};
 use super::records::JobRecord;
 use super::recover::bury;
 use super::replica::KnownJob;
-use super::rules;
+use super::rules::{self, Finish};
 use super::tickets::{HeldTicket, Release, Tickets};
 use crate::store::{JobEnd, JobState};
 
 /// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
 const ASIDE_DELAY: Duration = Duration::from_secs(1);
-/// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
-const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
 
 impl Tickets {
     /// Notes that a job is being generated. A suspected one waits until that is recorded.
@@ -77,38 +75,22 @@ impl Tickets {
     /// Records the end of a job, or returns it to the queue for another try, and releases its ticket. Returns whether
     /// it has ended.
     pub(super) fn finish(&self, end: &JobEnd) -> Result<bool> {
-        let mut ended = true;
-        let is_aside = end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str()));
+        let mut outcome = Finish::Ended;
         let changed = self.change_own(&end.id, |job| {
-            // An attempt that ended because another worker took the job, which this one has claimed again since.
-            if end.state == JobState::Cancelled && !job.cancel && !job.stop_at_preview {
-                ended = false;
-                rules::give_back(job);
-                return Ok(true);
-            }
-            job.notes.clone_from(&end.notes);
-            job.error.clone_from(&end.error);
-            job.finished = Some(end.finished);
-            job.state = end.state;
-            ended = true;
-            if end.state == JobState::Failed && is_aside {
-                ended = false;
-                rules::set_aside(job, &self.link.id);
-            } else if end.state == JobState::Failed && end.retry {
-                ended = rules::fail(job, &self.link.id, self.link.config.give_up);
-                if ended {
-                    bury(&self.link, job);
-                }
+            outcome = rules::finish(job, end, &self.link.id, self.link.config.give_up);
+            if outcome == Finish::GivenUp {
+                bury(&self.link, job);
             }
             Ok(true)
         })?;
+        let ended = matches!(outcome, Finish::Ended | Finish::GivenUp);
         let Some(held) = lock(&self.held).remove(&end.id) else { return Ok(ended) };
-        let release = match (changed, ended) {
-            (true, true) => Release::Ack,
-            (true, false) if is_aside => Release::Return(ASIDE_DELAY),
-            (true, false) => Release::Return(Duration::ZERO),
+        let release = match outcome {
             // It ended and only the answer was lost, or another worker has it: the redelivered ticket settles which.
-            (false, _) => Release::Leave,
+            _ if !changed => Release::Leave,
+            Finish::Ended | Finish::GivenUp => Release::Ack,
+            Finish::SetAside => Release::Return(ASIDE_DELAY),
+            Finish::Returned => Release::Return(Duration::ZERO),
         };
         self.release(&held.acker, release);
         Ok(ended)

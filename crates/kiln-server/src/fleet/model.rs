@@ -134,11 +134,14 @@ enum Event {
     Count,
     Compare,
     Recover(usize),
+    ReturnUnheld(usize),
     CallWebhook(usize),
     Kill(usize),
     Freeze(usize),
     KillGateway(usize),
     LoseTicket(usize),
+    /// A worker does not learn that what it wrote was stored.
+    LoseAnswer(usize),
     /// A new leader of a cluster delivers a ticket again that a worker has.
     DeliverTwice(usize),
     DeleteStream,
@@ -147,7 +150,16 @@ enum Event {
 impl Event {
     fn is_fault(self) -> bool {
         use Event::*;
-        matches!(self, Kill(_) | Freeze(_) | KillGateway(_) | LoseTicket(_) | DeliverTwice(_) | DeleteStream)
+        matches!(
+            self,
+            Kill(_)
+                | Freeze(_)
+                | KillGateway(_)
+                | LoseTicket(_)
+                | LoseAnswer(_)
+                | DeliverTwice(_)
+                | DeleteStream
+        )
     }
 }
 
@@ -157,6 +169,8 @@ enum Without {
     Nothing,
     Reconciler,
     AdoptedWebhooks,
+    /// Workers that return what they have claimed without knowing it.
+    Returning,
 }
 
 impl World {
@@ -198,6 +212,15 @@ impl World {
         })
     }
 
+    /// Whether a live worker is named by a record and does not know of it.
+    fn is_unheld(&self, job: usize, record: &Record) -> bool {
+        let own = |worker: &usize| record.worker.as_deref() == Some(&self.name(*worker));
+        let holds =
+            |worker: &Worker| worker.frozen || matches!(worker.work, Work::Run(held, _) if held == job);
+        record.state == "running"
+            && (0..WORKERS).find(own).is_some_and(|worker| !holds(&self.workers[worker]))
+    }
+
     /// Writes a record if it has the revision that the change began with.
     fn write(&mut self, job: usize, seen: &Record, changed: Record) -> bool {
         let same = self.jobs[job].as_ref().is_some_and(|now| now.revision == seen.revision);
@@ -228,6 +251,9 @@ impl World {
                         && !self.is_alive(record.worker.as_deref().unwrap_or_default());
                     if abandoned && without != Without::Reconciler {
                         events.push(Event::Recover(job));
+                    }
+                    if without != Without::Returning && self.is_unheld(job, record) {
+                        events.push(Event::ReturnUnheld(job));
                     }
                 }
             }
@@ -260,6 +286,9 @@ impl World {
             }
             if self.faults > 0 {
                 events.extend([Event::Kill(index), Event::Freeze(index)]);
+            }
+            if self.faults > 0 && worker.work != Work::Idle {
+                events.push(Event::LoseAnswer(index));
             }
         }
         if without != Without::Reconciler {
@@ -301,6 +330,10 @@ impl World {
                 world.workers[worker].work = Work::Decide(self.tickets[ticket].id, false);
             }
             Event::Step(worker) => world.step(worker),
+            Event::LoseAnswer(worker) => {
+                world.step(worker);
+                (world.workers[worker].work, world.workers[worker].known) = (Work::Idle, [None, None]);
+            }
             Event::Redeliver(ticket) | Event::DeliverTwice(ticket) => world.tickets[ticket].delivered = false,
             Event::Thaw(worker) => world.workers[worker].frozen = false,
             Event::Count => {
@@ -309,6 +342,10 @@ impl World {
             }
             Event::Compare => world.compare(),
             Event::Recover(job) => world.recover(job, &self.jobs[job].clone().unwrap()),
+            Event::ReturnUnheld(job) => {
+                let seen = self.jobs[job].clone().unwrap();
+                world.write(job, &seen, seen.change(rules::give_back).0);
+            }
             Event::CallWebhook(job) => {
                 if let Some(record) = &mut world.jobs[job] {
                     record.webhook = false;
@@ -534,4 +571,19 @@ fn without_the_reconciler_a_lost_ticket_would_leave_its_job_behind() {
 fn without_adoption_the_webhook_of_a_killed_gateway_would_not_be_called() {
     let error = explore(1, 1, Without::AdoptedWebhooks).unwrap_err();
     assert!(error.contains("do not end"), "{error}");
+}
+
+#[test]
+fn a_claim_that_its_worker_does_not_know_of_would_stay_if_the_worker_did_not_return_it() {
+    use Event::*;
+    // The worker learns of the job and claims it, but not that it has; then the ticket is lost, too.
+    let events = [Submit(0), Publish(0), Pull(0, 0), Learn(0), LoseAnswer(0), LoseTicket(0)];
+    let world = events.into_iter().fold(World::new(1, 2), |world, event| {
+        assert!(world.events(Without::Nothing).contains(&event), "{event:?} in {world:#?}");
+        world.apply(event)
+    });
+    assert_eq!(world.jobs[0].as_ref().unwrap().state, "running");
+    let error = complete(&world, Without::Returning, &mut HashSet::new()).unwrap_err();
+    assert!(error.contains("do not end"), "{error}");
+    complete(&world, Without::Nothing, &mut HashSet::new()).unwrap();
 }

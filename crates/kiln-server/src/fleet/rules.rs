@@ -2,7 +2,10 @@
 //! The parent module says why they suffice.
 
 use super::records::{JobRecord, TicketId};
-use crate::store::JobState;
+use crate::store::{JobEnd, JobState};
+
+/// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
+const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
 
 /// When a job is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +109,10 @@ pub(super) fn recover(
     let worker = job.worker.clone().unwrap_or_default();
     if job.began {
         job.history.push(format!("worker {worker} was lost while it ran this job"));
-        job.suspects.push(worker);
+        // One that comes back and is out of reach again is still one worker.
+        if !job.suspects.contains(&worker) {
+            job.suspects.push(worker);
+        }
     } else {
         job.history.push(format!("worker {worker} was lost before it ran this job"));
         job.losses += 1;
@@ -128,8 +134,45 @@ pub(super) fn recover(
     false
 }
 
+/// What became of a job whose attempt has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finish {
+    Ended,
+    /// It has failed too often.
+    GivenUp,
+    /// Queued again, for any worker.
+    Returned,
+    /// Queued again; this worker can't run it for reasons of its own.
+    SetAside,
+}
+
+/// Applies the end of an attempt to a job that the worker holds.
+pub(super) fn finish(job: &mut JobRecord, end: &JobEnd, worker: &str, give_up: GiveUp) -> Finish {
+    // Cancelled by nobody: the attempt ended because another worker took the job, which this one has claimed again since.
+    if end.state == JobState::Cancelled && !job.cancel && !job.stop_at_preview {
+        give_back(job);
+        return Finish::Returned;
+    }
+    job.notes.clone_from(&end.notes);
+    job.error.clone_from(&end.error);
+    job.finished = Some(end.finished);
+    job.state = end.state;
+    if end.state != JobState::Failed {
+        Finish::Ended
+    } else if end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str())) {
+        set_aside(job, worker);
+        Finish::SetAside
+    } else if !end.retry {
+        Finish::Ended
+    } else if fail(job, worker, give_up) {
+        Finish::GivenUp
+    } else {
+        Finish::Returned
+    }
+}
+
 /// Counts an error of a worker: queued again, or given up. Returns whether the job is given up.
-pub(super) fn fail(job: &mut JobRecord, worker: &str, give_up: GiveUp) -> bool {
+fn fail(job: &mut JobRecord, worker: &str, give_up: GiveUp) -> bool {
     job.failures += 1;
     let (code, message) = job.error.clone().unwrap_or_default();
     job.history.push(format!("failed on worker {worker}: {code}: {message}"));
@@ -144,7 +187,7 @@ pub(super) fn fail(job: &mut JobRecord, worker: &str, give_up: GiveUp) -> bool {
 }
 
 /// Returns a job to the queue whose worker can't run it for reasons of its own: it does not count against the job.
-pub(super) fn set_aside(job: &mut JobRecord, worker: &str) {
+fn set_aside(job: &mut JobRecord, worker: &str) {
     if !job.failed_on.iter().any(|other| other == worker) {
         let (code, message) = job.error.clone().unwrap_or_default();
         job.history.push(format!("returned by worker {worker}: {code}: {message}"));
@@ -232,9 +275,42 @@ mod tests {
         assert!(!lose(&mut job, "a", true, &[]));
         assert!(!lose(&mut job, "b", true, &["a"]));
         assert!(!lose(&mut job, "c", true, &["a", "b"]));
+        // One of them twice.
+        assert!(!lose(&mut job, "c", true, &["a", "b"]));
         // And two that did not.
         assert!(lose(&mut job, "d", true, &["a", "b"]));
         assert_eq!((job.state, job.kills), (JobState::Failed, 2));
+    }
+
+    #[test]
+    fn only_a_cancelled_job_ends_as_cancelled() {
+        let ticket = TicketId { stored: 1, sequence: 1 };
+        let finish_as = |job: &mut JobRecord, state, error: Option<&str>| {
+            claim(job, "a", ticket, true, 0);
+            let error = error.map(|code| (code.to_owned(), "message".to_owned()));
+            let end = JobEnd { id: "a".into(), state, error, notes: Vec::new(), finished: 1, retry: true };
+            finish(job, &end, "a", GiveUp::default())
+        };
+        // Its worker was told that another one has it.
+        let mut job = JobRecord::test("a");
+        assert_eq!(finish_as(&mut job, JobState::Cancelled, Some("cancelled")), Finish::Returned);
+        assert_eq!((job.state, job.attempts, job.error.is_none()), (JobState::Queued, 0, true));
+        assert_eq!(finish_as(&mut job, JobState::Done, None), Finish::Ended);
+        for (cancel, stop_at_preview) in [(true, false), (false, true)] {
+            let mut job = JobRecord::test("a");
+            (job.cancel, job.stop_at_preview) = (cancel, stop_at_preview);
+            assert_eq!(finish_as(&mut job, JobState::Cancelled, Some("cancelled")), Finish::Ended);
+            assert_eq!(job.state, JobState::Cancelled);
+        }
+        // What the worker itself lacks does not count against the job; what may be the job's fault does.
+        let mut job = JobRecord::test("a");
+        for _ in 0..4 {
+            assert_eq!(finish_as(&mut job, JobState::Failed, Some("model_failed")), Finish::SetAside);
+        }
+        assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::Returned);
+        assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::Returned);
+        assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::GivenUp);
+        assert_eq!((job.state, job.failures), (JobState::Failed, 3));
     }
 
     #[test]

@@ -199,6 +199,38 @@ async fn a_webhook_is_called_although_a_worker_is_faster_than_the_gateway() {
     assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["data"]["id"], id.as_str());
 }
 
+/// Until the first request is stored, a repeated one is not promised anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_request_is_accepted_only_if_the_first_one_is() {
+    let Some(mut nats) = Nats::start() else { return };
+    let folder = TempDir::new().unwrap();
+    let config = fleet(&nats.url(), folder.path());
+    let worker = TestWorker::with(config.clone(), folder.path());
+    worker.generate(quick());
+    let server = TestServer::of(open_gateway(Config::new(folder.path().join("gateway")), config).unwrap());
+    server.wait(&server.submit(json!({ "prompt": "fine" })).await).await;
+    let request = || {
+        let mut request = crate::harness::post("/v1/jobs", json!({ "prompt": "fine", "seed": 1 }));
+        request.headers_mut().insert("idempotency-key", "key".parse().unwrap());
+        server.send(request)
+    };
+    nats.kill();
+    let (first, second) = tokio::join!(request(), request());
+    let status = (first.status.as_u16(), second.status.as_u16());
+    assert_eq!(status, (503, 503), "{:?} {:?}", first.json(), second.json());
+    nats.restart();
+    let started = Instant::now();
+    let id = loop {
+        let (first, second) = tokio::join!(request(), request());
+        if first.status.is_success() && second.status.is_success() {
+            assert_eq!(first.json()["id"], second.json()["id"]);
+            break first.ok().json()["id"].as_str().unwrap().to_owned();
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", first.json());
+    };
+    assert_eq!(server.wait(&id).await["status"], "done");
+}
+
 /// A small file system.
 struct SmallDisk<'a>(&'a Path);
 
