@@ -119,10 +119,9 @@ fn run(
         "f32" => DType::F32,
         other => return Err(Error::Settings(format!("save_dtype must be bf16 or f32, found {other:?}"))),
     };
-    let optimizer = Optimizer::named(&options.optimizer, options.weight_decay).ok_or_else(|| {
-        let names = Optimizer::NAMES.join(", ");
-        Error::Settings(format!("optimizer must be one of {names}, found {:?}", options.optimizer))
-    })?;
+    let optimizer = serde_json::from_value(options.optimizer.clone().into())
+        .map_err(|error| Error::Settings(format!("optimizer: {error}")))?;
+    let optimizer = Optimizer::named(optimizer, options.weight_decay);
     let mut settings: TrainSettings =
         with_defaults(serde_json::to_value(TrainSettings::for_machine(model, machine)), &options.settings)?;
     settings.optimizer = optimizer;
@@ -154,7 +153,7 @@ fn run(
         machine: machine.clone(),
     };
     let lock = job.prepare_files(&job.check()?)?;
-    job.run(lock, &mut watcher)
+    job.run(lock, None, &mut watcher)
 }
 
 /// Defaults with some values replaced; an unknown name is an error.
@@ -258,5 +257,14 @@ impl JobWatcher for Progress<'_> {
 
     fn starting(&mut self, step: u64) {
         self.tell("start", |event| event.set_item("step", step));
+    }
+
+    fn sampled(&mut self, step: u64, sheet: kiln_train::Result<PathBuf>) -> kiln_train::Result<()> {
+        let sheet = sheet?;
+        self.tell("sampled", |event| {
+            event.set_item("step", step)?;
+            event.set_item("path", sheet)
+        });
+        Ok(())
     }
 }

@@ -22,6 +22,24 @@ pub enum Error {
         /// The step, counted from 1.
         step: u64,
     },
+    /// A value of a request that is out of its range, or does not fit others. The message names fields in backticks.
+    #[error("{what}")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// Its range, and what was found.
+        what: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// An error with what was being done.
+    #[error("{source}")]
+    Context {
+        /// What was being done.
+        doing: String,
+        /// The error itself.
+        source: Box<Error>,
+    },
     /// The pictures, captions or files of a training are unusable.
     #[error("{what}")]
     Data {
@@ -54,6 +72,9 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// A model can't be found or opened.
+    #[error(transparent)]
+    Models(#[from] kiln_models::Error),
     /// The engine failed: opening a model, or generating a sample.
     #[error(transparent)]
     Engine(#[from] kiln_engine::Error),
@@ -86,9 +107,19 @@ impl Error {
         Error::Data { what: what.into(), hint: None }
     }
 
-    /// Adds a hint to an error about data, unless there is one already.
+    /// Creates an error about a field of a request.
+    pub(crate) fn value(field: &'static str, what: impl Into<String>) -> Error {
+        Error::Value { field, what: what.into(), hint: None }
+    }
+
+    /// Adds what was being done.
+    pub(crate) fn context(self, doing: impl Into<String>) -> Error {
+        Error::Context { doing: doing.into(), source: Box::new(self) }
+    }
+
+    /// Adds a hint to an error about data or a value, unless there is one already.
     pub fn hint(mut self, text: impl Into<String>) -> Error {
-        if let Error::Data { hint, .. } = &mut self {
+        if let Error::Data { hint, .. } | Error::Value { hint, .. } = &mut self {
             hint.get_or_insert(text.into());
         }
         self

@@ -20,6 +20,7 @@ use crate::encode::{Encoders, EncodingStage};
 use crate::estimate::CostEstimate;
 use crate::output::{RunFiles, RunLock};
 use crate::run::{Outcome, RunOptions, Status, Watcher, run};
+use crate::samples::Sampler;
 use crate::{AdapterKind, BasePrecision, Error, Example, Result, TrainSettings, Trainer};
 
 /// Noise levels at which the loss is compared before and after a training.
@@ -66,13 +67,6 @@ impl TrainJob {
             let what = format!("a LoRA is a .safetensors file, the output is `{}`", output.display());
             return Err(Error::Settings(what));
         }
-        let RunOptions { steps, save_every, .. } = self.options;
-        let counts = [steps, save_every, self.batch as u64, self.accumulation as u64];
-        if counts.contains(&0) {
-            let what = "the numbers of steps, of steps between checkpoints, of batches in a step and of pictures in a batch \
-                        must be at least 1";
-            return Err(Error::Settings(what.into()));
-        }
         let is_fused = self.options.format.naming != LoraNaming::Diffusers;
         if self.settings.adapter.kind == AdapterKind::Lokr && is_fused {
             let what = "a LoKr can't be written with names of fused q, k and v; Kiln, diffusers and ComfyUI read it with diffusers'";
@@ -96,9 +90,14 @@ impl TrainJob {
     }
 
     /// Trains to the end, or until the watcher cancels. `_lock` is that of [`TrainJob::prepare_files`], held until then.
-    pub fn run(self, _lock: RunLock, watcher: &mut dyn JobWatcher) -> Result<Outcome> {
+    pub fn run(
+        self,
+        _lock: RunLock,
+        sampler: Option<Sampler>,
+        watcher: &mut dyn JobWatcher,
+    ) -> Result<Outcome> {
         let machine = self.machine.clone();
-        with_training_backend(&machine, RunningJob { job: self, watcher })?
+        with_training_backend(&machine, RunningJob { job: self, sampler, watcher })?
     }
 }
 
@@ -112,6 +111,7 @@ pub fn with_default_device(mut settings: Settings) -> Settings {
 
 struct RunningJob<'w> {
     job: TrainJob,
+    sampler: Option<Sampler>,
     watcher: &'w mut dyn JobWatcher,
 }
 
@@ -125,6 +125,9 @@ pub trait JobWatcher: Watcher {
 
     /// The steps begin, after this many.
     fn starting(&mut self, step: u64);
+
+    /// Samples of this step were generated, onto the sheet at this path, or could not be. An error stops the training.
+    fn sampled(&mut self, step: u64, sheet: Result<PathBuf>) -> Result<()>;
 }
 
 /// Refuses to train on a distilled model.
@@ -184,7 +187,7 @@ impl TrainingVisitor for RunningJob<'_> {
     type Output = Result<Outcome>;
 
     fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Result<Outcome> {
-        let RunningJob { job, watcher } = self;
+        let RunningJob { job, sampler, watcher } = self;
         let TrainJob { model, data, cache, mut settings, auto_checkpointing, batch, .. } = job;
         let TrainJob { accumulation, options, files, resume, .. } = job;
         check_precision(settings.base, &device)?;
@@ -241,10 +244,10 @@ impl TrainingVisitor for RunningJob<'_> {
             let examples = examples.collect::<Result<Vec<Example>>>()?;
             noise.prepare(step, &examples.chunks(batch).collect::<Vec<_>>())
         };
-        let mut watcher = StepWatcher(watcher);
+        let mut watcher = StepWatcher { watcher, sampler };
         let judge_anew = !changes.is_empty();
         let outcome = run(&mut trainer, &mut batches, &files, &record, &options, judge_anew, &mut watcher)?;
-        let StepWatcher(watcher) = watcher;
+        let StepWatcher { watcher, .. } = watcher;
         if !outcome.cancelled {
             let (after, last) = (fixed_loss(&mut trainer, &probes)?, outcome.step);
             watcher.note(&format!(
@@ -297,19 +300,28 @@ fn fixed_loss<B: TrainingBackend>(trainer: &mut Trainer<B>, probes: &[Example]) 
     Ok(sum / LEVELS.len() as f32)
 }
 
-/// Adapts a job's watcher to one of its steps.
-struct StepWatcher<'w>(&'w mut dyn JobWatcher);
+/// Adapts a job's watcher to one of its steps, and generates samples.
+struct StepWatcher<'w> {
+    watcher: &'w mut dyn JobWatcher,
+    sampler: Option<Sampler>,
+}
 
 impl Watcher for StepWatcher<'_> {
     fn stepped(&mut self, status: &Status) {
-        self.0.stepped(status);
+        self.watcher.stepped(status);
     }
 
     fn is_cancelled(&self) -> bool {
-        self.0.is_cancelled()
+        self.watcher.is_cancelled()
     }
 
     fn saved(&mut self, step: u64, lora: &Path, is_sample: bool) -> Result<()> {
-        self.0.saved(step, lora, is_sample)
+        self.watcher.saved(step, lora, is_sample)?;
+        match &self.sampler {
+            Some(sampler) if is_sample && !self.watcher.is_cancelled() => {
+                self.watcher.sampled(step, sampler.sample(Some(lora), step))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -25,6 +25,8 @@ mod norms;
 mod objective;
 mod optimizer;
 mod output;
+mod prepare;
+mod request;
 mod run;
 mod samples;
 mod schedule;
@@ -45,6 +47,10 @@ pub use log::{Log, LogLine};
 pub use norms::UpdateNorms;
 pub use objective::{NoisyExample, PreparedExample};
 pub use output::{LoraFormat, RunFiles, RunLock, write_lora};
+pub use prepare::{PreparedTraining, distilled_name};
+pub use request::{
+    Checkpointing, LearningSchedule, LoraLayout, OptimizerName, Preset, SaveDtype, SigmaLevels, TrainRequest,
+};
 pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
 pub use samples::{SamplePrompt, Sampler, sample_sheets};
 pub use settings::{

@@ -70,7 +70,10 @@ pub trait Watcher {
     fn is_cancelled(&self) -> bool;
 
     /// A LoRA was written after this step; `is_sample` if samples are due.
-    fn saved(&mut self, step: u64, lora: &std::path::Path, is_sample: bool) -> Result<()>;
+    fn saved(&mut self, step: u64, lora: &std::path::Path, is_sample: bool) -> Result<()> {
+        let _ = (step, lora, is_sample);
+        Ok(())
+    }
 }
 
 /// How a training ended.

@@ -5,6 +5,8 @@ use kiln_tensor::DType;
 use kiln_weights::LinearPrecision;
 use serde::{Deserialize, Serialize};
 
+use crate::OptimizerName;
+
 /// The settings of a training. [`TrainSettings::default`] is a LoRA of rank 16 on all layers of the blocks, trained with
 /// AdamW at 1e-4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,13 +110,15 @@ impl BasePrecision {
 
 /// The kind of adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum AdapterKind {
-    /// `W + alpha/rank · B · A`.
+    /// Two low-rank matrices for each layer: W + alpha/rank · B · A
     Lora,
-    /// `W + alpha/rank · (w1 ⊗ w2)`, the second factor low-rank where that is smaller.
+    /// A Kronecker product, W + alpha/rank · (w1 ⊗ w2), the second factor low-rank where that is smaller: smaller files
     Lokr,
-    /// LoRA whose sum with the weight has rows of a learned norm.
+    /// LoRA with a learned magnitude for each output
     Dora,
 }
 
@@ -236,18 +240,14 @@ impl Default for Optimizer {
 }
 
 impl Optimizer {
-    /// The names of the optimizers.
-    pub const NAMES: [&str; 3] = ["adamw", "adamw8bit", "prodigy"];
-
     /// An optimizer with the usual constants.
-    pub fn named(name: &str, weight_decay: f32) -> Option<Optimizer> {
+    pub fn named(name: OptimizerName, weight_decay: f32) -> Optimizer {
         let (betas, eps) = (BETAS, EPS);
-        Some(match name {
-            "adamw" => Optimizer::AdamW { betas, eps, weight_decay },
-            "adamw8bit" => Optimizer::AdamW8bit { betas, eps, weight_decay },
-            "prodigy" => Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-6, d_coef: 1.0 },
-            _ => return None,
-        })
+        match name {
+            OptimizerName::Adamw => Optimizer::AdamW { betas, eps, weight_decay },
+            OptimizerName::Adamw8bit => Optimizer::AdamW8bit { betas, eps, weight_decay },
+            OptimizerName::Prodigy => Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-6, d_coef: 1.0 },
+        }
     }
 
     /// The usual learning rate; for Prodigy, the factor of its own estimate.

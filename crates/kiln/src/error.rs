@@ -110,9 +110,10 @@ impl From<kiln_engine::Error> for CliError {
 /// Replaces request fields in backticks with the command line's options: `` `mask` `` becomes `--mask`.
 fn fields_to_options(text: &str) -> String {
     let command = Cli::command();
-    let generate = command.find_subcommand("generate");
+    let commands = ["generate", "train"].map(|name| command.find_subcommand(name));
     let option = |field: &str| {
-        let mut arguments = generate?.get_arguments().filter(|argument| argument.get_id() == field);
+        let arguments = commands.iter().flatten().flat_map(|command| command.get_arguments());
+        let mut arguments = arguments.filter(|argument| argument.get_id() == field);
         arguments.next()?.get_long().map(|long| format!("--{long}"))
     };
     let words = text.split('`').enumerate().map(|(i, word)| match i % 2 {
@@ -166,6 +167,17 @@ impl From<kiln_train::Error> for CliError {
             Error::Weights(error) => error.into(),
             Error::Image(error) => error.into(),
             Error::Ops(error) => error.into(),
+            Error::Models(error) => error.into(),
+            Error::Context { doing, source } => {
+                let mut error = CliError::from(*source);
+                error.add_context(doing);
+                error
+            }
+            Error::Value { what, hint, .. } => {
+                let hint =
+                    hint.map_or_else(|| "see `kiln train --help`".into(), |hint| fields_to_options(&hint));
+                CliError::usage(fields_to_options(&what)).hint(hint)
+            }
             Error::Settings(_) => {
                 CliError { hint: hints::train(&error), ..CliError::usage(error.to_string()) }
             }

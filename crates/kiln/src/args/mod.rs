@@ -34,10 +34,7 @@ pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::{QueueArg, ServeArgs};
-pub use train::{
-    AdapterArgs, CheckpointingArg, KindArg, LayoutArg, OptimizerArg, PictureArgs, SaveTypeArg, ScheduleArg,
-    SigmaArg, StepArgs, TrainArgs,
-};
+pub use train::TrainArgs;
 pub use upsample::{UpsampleArgs, UpsampleSource};
 pub use upscale::UpscaleArgs;
 

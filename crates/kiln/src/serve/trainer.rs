@@ -8,21 +8,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Parser;
-use kiln_engine::{Device, Model, Session};
+use kiln_engine::{ComponentPaths, Device, Model, Session, Settings};
 use kiln_models::{ModelLocation, ember};
 use kiln_server::{
     Catalogue as _, JobError, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd,
     TrainingFiles, TrainingOrder, TrainingProgress, TrainingTask,
 };
-use kiln_train::{Log, RunFiles, check_variant};
+use kiln_train::{Log, PreparedTraining, RunFiles, check_variant, distilled_name};
 
 use super::catalogue::ModelCatalogue;
 use super::files;
 use super::turn::DeviceLock;
 use crate::args::{Cli, Command, MachineArgs, TrainArgs};
 use crate::error::{CliError, ErrorKind};
-use crate::models;
-use crate::train::prepare::{PreparedTraining, distilled_name};
+use crate::{cache, models};
 use watcher::ServerWatcher;
 
 /// The file of the LoRA in a training's folder.
@@ -113,6 +112,21 @@ impl ServerTrainer {
         };
         Ok(TrainArgs { machine: self.machine.clone(), ..*args })
     }
+
+    fn prepare(
+        &self,
+        task: TrainingTask<'_>,
+        resume: bool,
+        failed: fn(CliError) -> JobError,
+    ) -> Result<PreparedTraining, JobError> {
+        let args = self.arguments(task, resume)?;
+        let prepare = || {
+            let machine = Settings { text_cache: cache::texts()?, ..args.machine.settings()? };
+            let folders = models::folders();
+            Ok(PreparedTraining::new(args.request, folders, &ComponentPaths::default(), machine)?)
+        };
+        prepare().map_err(failed)
+    }
 }
 
 /// The values of an order as options.
@@ -189,7 +203,7 @@ impl Trainer for ServerTrainer {
     }
 
     fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError> {
-        let training = PreparedTraining::new(self.arguments(task, false)?).map_err(refused)?;
+        let training = self.prepare(task, false, refused)?;
         let clean = |note: &String| kiln_base::without_folders(note).into_owned();
         // It is not part of the training yet.
         let _ = std::fs::remove_dir_all(task.folder.join(CACHE));
@@ -210,14 +224,12 @@ impl Trainer for ServerTrainer {
         std::fs::create_dir_all(task.folder)
             .map_err(|error| JobError::server("storage", format!("can't write the training: {error}")))?;
         let resume = RunFiles::new(&task.folder.join(LORA)).state().is_file();
-        let training = PreparedTraining::new(self.arguments(task, resume)?).map_err(job_error)?;
-        let lock = training.job.prepare_files(&training.estimate).map_err(|error| job_error(error.into()))?;
+        let training = self.prepare(task, resume, job_error)?;
         let output = training.job.files.output.clone();
-        let sampler = training.sampler(&|text| progress.note(text)).map_err(job_error)?;
         // A GPU's memory rarely holds both; on a CPU weights stay in their files.
         let releases_memory = matches!(training.job.machine.device, Device::Cuda(_));
-        let mut watcher = ServerWatcher { progress, turn, sampler, releases_memory };
-        let outcome = training.job.run(lock, &mut watcher);
+        let mut watcher = ServerWatcher { progress, turn, releases_memory };
+        let outcome = training.run(&mut watcher);
         if let Err(kiln_train::Error::Diverged { what, .. }) = &outcome {
             // Resuming keeps the order's learning rate.
             let what = format!("{what}; start another training with a lower learning rate (a third)");

@@ -1,31 +1,30 @@
 //! `kiln train`: from a folder of pictures to a LoRA.
 
-mod options;
-pub mod prepare;
 mod progress;
 
+use kiln_engine::Settings;
 use kiln_models::ember;
-use kiln_train::{Outcome, RunFiles};
+use kiln_train::{Outcome, PreparedTraining, RunFiles};
 
 use crate::args::TrainArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorKind};
-use crate::{models, output, settings};
-use prepare::PreparedTraining;
+use crate::{cache, models, output, settings};
 use progress::Display;
 
 /// Runs the command.
 pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     let cancel = CancelFlag::install();
     args.machine.fill_missing(settings::get());
-    let (quiet, is_dry_run) = (args.saving.quiet, args.pictures.dry_run);
+    let TrainArgs { mut request, components, dry_run, quiet, machine } = args;
     let mut display = Display::new(quiet, cancel.clone());
-    args.model = args.model.or_else(models::default_model);
-    if args.model.is_none() && ember::is_built_in(ember::BASE) {
-        args.model = Some(ember::BASE.into());
+    request.model = request.model.or_else(models::default_model);
+    if request.model.is_none() && ember::is_built_in(ember::BASE) {
+        request.model = Some(ember::BASE.into());
         display.tell("no model given, training on the built-in Ember base (choose another with -m)");
     }
-    let training = PreparedTraining::new(args)?;
+    let machine = Settings { text_cache: cache::texts()?, ..machine.settings()? };
+    let training = PreparedTraining::new(request, models::folders(), &components.paths(), machine)?;
     let job = &training.job;
     job.data.notes.iter().for_each(|note| display.tell(note));
     let examples = match job.data.epoch() {
@@ -35,18 +34,13 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     display.tell(&format!("{examples}: {}", training.sizes().join(", ")));
     display.tell(&format!("base: {}, {}", job.model.recorded_name(), job.model.described_variant()));
     display.tell(&training.estimate.to_string());
-    // All that the run refuses, so that a dry run refuses it, too.
-    job.check_run()?;
     output::check_creatable(&job.files.folder).map_err(|error| error.hint("choose another -o"))?;
-    let sampler = training.sampler(&|text| display.tell(text))?;
-    if is_dry_run {
-        return Ok(());
+    if dry_run {
+        return Ok(training.check_run(&mut |text| display.tell(text))?);
     }
-    let lock = job.prepare_files(&training.estimate)?;
-    display.sampler = sampler;
     cancel.poll();
     let files = job.files.clone();
-    let outcome = training.job.run(lock, &mut display);
+    let outcome = training.run(&mut display);
     display.finish();
     let outcome = outcome.map_err(|error| with_state(error.into(), &files))?;
     report(&outcome, &files, &display)

@@ -1,11 +1,11 @@
 //! What a training shows: a bar on a terminal, else a line now and then.
 
 use std::io::{self, IsTerminal};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_train::{EncodingStage, JobWatcher, Result, Sampler, Status, Watcher};
+use kiln_train::{EncodingStage, JobWatcher, Result, Status, Watcher};
 
 use crate::bench::memory::anonymous_memory;
 use crate::cancel::CancelFlag;
@@ -16,10 +16,8 @@ const LINES_EVERY: Duration = Duration::from_secs(20);
 /// Steps after which the time of all steps is told.
 const MEASURED: u64 = 3;
 
-/// The display of a training, which also generates its samples.
+/// The display of a training.
 pub struct Display {
-    /// Generates samples, if they are asked for.
-    pub sampler: Option<Sampler>,
     bar: Option<ProgressBar>,
     quiet: bool,
     cancel: CancelFlag,
@@ -35,7 +33,7 @@ impl Display {
             let style = ProgressStyle::with_template("{bar:20.cyan/dim} {pos}/{len}  {wide_msg}");
             ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Display { sampler: None, bar, quiet, cancel, last_line: None, first: 0, told_cost: false }
+        Display { bar, quiet, cancel, last_line: None, first: 0, told_cost: false }
     }
 
     /// Prints a line, unless quiet.
@@ -90,15 +88,6 @@ impl Watcher for Display {
     fn is_cancelled(&self) -> bool {
         self.cancel.is_set()
     }
-
-    fn saved(&mut self, step: u64, lora: &Path, is_sample: bool) -> Result<()> {
-        let Some(sampler) = self.sampler.as_ref().filter(|_| is_sample && !self.cancel.is_set()) else {
-            return Ok(());
-        };
-        let sheet = sampler.sample(Some(lora), step)?;
-        self.tell(&format!("samples of step {step}: `{}`", sheet.display()));
-        Ok(())
-    }
 }
 
 impl JobWatcher for Display {
@@ -120,6 +109,11 @@ impl JobWatcher for Display {
         if step > 0 {
             self.tell(&format!("continuing after step {step}"));
         }
+    }
+
+    fn sampled(&mut self, step: u64, sheet: Result<PathBuf>) -> Result<()> {
+        self.tell(&format!("samples of step {step}: `{}`", sheet?.display()));
+        Ok(())
     }
 }
 

@@ -1,9 +1,9 @@
 //! Reports a training's progress to the server, and makes way for image jobs between its steps.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use kiln_server::{TrainingProgress, TrainingStep};
-use kiln_train::{EncodingStage, JobWatcher, Result, Sampler, Status, Watcher};
+use kiln_train::{EncodingStage, JobWatcher, Result, Status, Watcher};
 
 use crate::serve::turn::DeviceLock;
 
@@ -42,8 +42,6 @@ impl Drop for DeviceGuard<'_> {
 pub struct ServerWatcher<'t> {
     pub progress: &'t TrainingProgress,
     pub turn: DeviceGuard<'t>,
-    /// Generates samples, if they are asked for.
-    pub sampler: Option<Sampler>,
     /// Whether the training stops for image jobs, because the memory can't hold both; else it pauses.
     pub releases_memory: bool,
 }
@@ -70,18 +68,6 @@ impl Watcher for ServerWatcher<'_> {
     fn is_cancelled(&self) -> bool {
         self.progress.is_stopped() || (self.releases_memory && self.progress.is_device_wanted())
     }
-
-    fn saved(&mut self, step: u64, lora: &Path, is_sample: bool) -> Result<()> {
-        let Some(sampler) = self.sampler.as_ref().filter(|_| is_sample && !self.is_cancelled()) else {
-            return Ok(());
-        };
-        match sampler.sample(Some(lora), step) {
-            Ok(_) => self.progress.sampled(),
-            // Failed samples don't stop the training.
-            Err(error) => self.progress.note(&format!("the samples of step {step} failed: {error}")),
-        }
-        Ok(())
-    }
 }
 
 impl JobWatcher for ServerWatcher<'_> {
@@ -100,5 +86,14 @@ impl JobWatcher for ServerWatcher<'_> {
 
     fn starting(&mut self, step: u64) {
         self.progress.starting(step);
+    }
+
+    fn sampled(&mut self, step: u64, sheet: Result<PathBuf>) -> Result<()> {
+        match sheet {
+            Ok(_) => self.progress.sampled(),
+            // Failed samples don't stop the training.
+            Err(error) => self.progress.note(&format!("the samples of step {step} failed: {error}")),
+        }
+        Ok(())
     }
 }
