@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::{Config, Transformer};
-use kiln_ops::{Reference, TrainingBackend};
+use kiln_ops::{Backend, Reference, TrainingBackend};
 use kiln_tensor::rng::TorchCpu;
 use kiln_tensor::{DType, HostTensor, Shape, bf16};
 use kiln_train::{
@@ -72,12 +72,7 @@ fn map(x: &HostTensor, f: impl Fn(f32) -> f32) -> HostTensor {
 }
 
 /// A transformer whose weights are drawn from names that begin with `tag`.
-pub(crate) fn transformer<B: TrainingBackend>(
-    b: &B,
-    tag: &str,
-    config: &Config,
-    dtype: DType,
-) -> Transformer<B> {
+pub(crate) fn transformer<B: Backend>(b: &B, tag: &str, config: &Config, dtype: DType) -> Transformer<B> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
     let exact = |v: f32| bf16::from_f32(v).to_f32();

@@ -1,5 +1,6 @@
 //! Trainings of tiny models: against dumps of diffusers and PEFT, and against themselves.
 
 mod caches;
+mod forward;
 mod golden;
 mod trainer;
