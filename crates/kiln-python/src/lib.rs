@@ -38,7 +38,7 @@ mod _kiln {
     #[pymodule_export]
     use crate::shutdown::{after_fork, shutdown};
     #[pymodule_export]
-    use crate::train::train;
+    use crate::train::{train, train_schema};
 
     use super::*;
 

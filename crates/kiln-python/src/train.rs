@@ -1,80 +1,40 @@
 //! Training a LoRA.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use kiln_engine::{Settings, Sink};
-use kiln_models::{ModelFolders, user_cache};
-use kiln_tensor::DType;
-use kiln_train::dataset::{DataOptions, Dataset, list};
-use kiln_train::{
-    Cache, EncodingStage, Error, JobWatcher, LoraFormat, Optimizer, Outcome, RunFiles, RunOptions, Status,
-    TrainJob, TrainSettings, Watcher, check_variant, with_default_device,
-};
-use kiln_weights::LoraNaming;
+use kiln_engine::{ComponentPaths, Sink};
+use kiln_models::ModelFolders;
+use kiln_train::{EncodingStage, Error, JobWatcher, PreparedTraining, Status, TrainRequest, Watcher};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::errors::{self, Kind};
 use crate::{settings, wait};
 
-/// Steps, files and the rest; `data` and `settings` replace some of the defaults of kiln-train.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Options {
-    steps: u64,
-    batch: usize,
-    accumulate: usize,
-    save_every: u64,
-    resume: bool,
-    overwrite: bool,
-    checkpointing: Option<bool>,
-    distilled_anyway: bool,
-    names: String,
-    dtype: String,
-    optimizer: String,
-    weight_decay: f32,
-    lr: Option<f32>,
-    data: Map<String, Value>,
-    settings: Map<String, Value>,
-}
-
-/// Trains a LoRA on the pictures in a folder. Calls `progress` for every step. Returns a summary as JSON.
+/// Trains a LoRA as the JSON of a request says. Calls `progress` for every step. Returns a summary as JSON.
 #[pyfunction]
-#[pyo3(signature = (data, model, output, options, device, dtype, threads=None, vram_limit=None, progress=None))]
-#[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+#[pyo3(signature = (request, device, dtype, threads=None, vram_limit=None, progress=None))]
 pub(crate) fn train(
     py: Python<'_>,
-    data: PathBuf,
-    model: PathBuf,
-    output: PathBuf,
-    options: &str,
+    request: &str,
     device: &str,
     dtype: &str,
     threads: Option<usize>,
     vram_limit: Option<u64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
-    let machine = with_default_device(settings::read(py, device, dtype, threads, vram_limit)?);
-    let options: Options = serde_json::from_str(options)
-        .map_err(|error| errors::request(py, format!("invalid options of a training: {error}")))?;
-    let opened = py.detach(|| ModelFolders::from_env().resolve(Some(&model))?.open());
-    let model = Arc::new(opened.map_err(|error| errors::model(py, &error))?);
+    let machine = settings::read(py, device, dtype, threads, vram_limit)?;
+    let request = parse(py, request)?;
+    let output = request.output.clone();
     let mut failure = None;
     let trained = wait::run_with(
         py,
         |sink| {
-            run(
-                &data,
-                &model,
-                &output,
-                &options,
-                &machine,
-                Progress { sink, call: &progress, failure: &mut failure },
-            )
+            let folders = ModelFolders::from_env();
+            let training = PreparedTraining::new(request, folders, &ComponentPaths::default(), machine)?;
+            training.run(&mut Progress { sink, call: &progress, failure: &mut failure })
         },
         |error| exception(py, error),
     );
@@ -93,94 +53,32 @@ pub(crate) fn train(
     Ok(summary.to_string())
 }
 
-fn run(
-    data: &Path,
-    model: &Arc<kiln_engine::Model>,
-    output: &Path,
-    options: &Options,
-    machine: &Settings,
-    mut watcher: Progress<'_>,
-) -> kiln_train::Result<Outcome> {
-    if !options.distilled_anyway {
-        check_variant(model)?;
-    }
-    let naming = match options.names.as_str() {
-        "diffusers" => LoraNaming::Diffusers,
-        "comfyui" => LoraNaming::Original,
-        "kohya" => LoraNaming::Kohya,
-        other => {
-            return Err(Error::Settings(format!(
-                "names must be diffusers, comfyui or kohya, found {other:?}"
-            )));
-        }
-    };
-    let dtype = match options.dtype.as_str() {
-        "bf16" => DType::BF16,
-        "f32" => DType::F32,
-        other => return Err(Error::Settings(format!("save_dtype must be bf16 or f32, found {other:?}"))),
-    };
-    let optimizer = serde_json::from_value(options.optimizer.clone().into())
-        .map_err(|error| Error::Settings(format!("optimizer: {error}")))?;
-    let optimizer = Optimizer::named(optimizer, options.weight_decay);
-    let mut settings: TrainSettings =
-        with_defaults(serde_json::to_value(TrainSettings::for_machine(model, machine)), &options.settings)?;
-    settings.optimizer = optimizer;
-    settings.learning_rate.peak = options.lr.unwrap_or_else(|| optimizer.usual_rate());
-    settings.checkpointing = options.checkpointing == Some(true);
-    let how: DataOptions = with_defaults(serde_json::to_value(DataOptions::for_model(model)), &options.data)?;
-    let no_cache = || Error::data("there is no cache folder for encoded pictures").hint("set KILN_CACHE_DIR");
-    let cache = user_cache::folder().ok_or_else(no_cache)?.join("train");
-    let format = LoraFormat { naming, dtype, trigger: how.trigger.clone() };
-    let data = Dataset::new(list(data)?, how, &Cache::new(&cache))?;
-    let job = TrainJob {
-        model: Arc::clone(model),
-        data,
-        cache,
-        settings,
-        auto_checkpointing: options.checkpointing.is_none(),
-        batch: options.batch,
-        accumulation: options.accumulate,
-        options: RunOptions {
-            steps: options.steps,
-            save_every: options.save_every,
-            sample_every: None,
-            format,
-            tensorboard: false,
-        },
-        files: RunFiles::new(output),
-        resume: options.resume,
-        overwrite: options.overwrite,
-        machine: machine.clone(),
-    };
-    let lock = job.prepare_files(&job.check()?)?;
-    job.run(lock, None, &mut watcher)
+/// The fields of a request with their descriptions, as a JSON schema.
+#[pyfunction]
+pub(crate) fn train_schema() -> String {
+    TrainRequest::json_schema().to_string()
 }
 
-/// Defaults with some values replaced; an unknown name is an error.
-fn with_defaults<T: DeserializeOwned>(
-    defaults: serde_json::Result<Value>,
-    given: &Map<String, Value>,
-) -> kiln_train::Result<T> {
-    let invalid = |error: serde_json::Error| Error::Settings(format!("invalid setting: {error}"));
-    let mut all = defaults.map_err(invalid)?;
-    for (name, value) in given {
-        let Some(place) = all.get_mut(name) else {
-            let names: Vec<&str> =
-                all.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
-            return Err(Error::Settings(format!("there is no setting `{name}`, only {}", names.join(", "))));
-        };
-        match (place, value) {
-            (Value::Object(place), Value::Object(value)) => place.extend(value.clone()),
-            (place, value) => *place = value.clone(),
-        }
-    }
-    serde_json::from_value(all).map_err(invalid)
+/// Reads a request; an error names the field.
+fn parse(py: Python<'_>, text: &str) -> PyResult<TrainRequest> {
+    serde_json::from_str(text).map_err(|error| {
+        let fields: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
+        let wrong = fields.into_iter().find_map(|(name, value)| {
+            let error = TrainRequest::deserialize(Map::from_iter([(name.clone(), value)])).err()?;
+            Some(format!("{name}: {error}"))
+        });
+        errors::request(py, wrong.unwrap_or_else(|| error.to_string()))
+    })
 }
 
 fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Engine(error) => errors::engine(py, error, true),
-        Error::Data { what, hint } => errors::exception(py, Kind::Request, what.clone(), hint.clone()),
+        Error::Models(error) => errors::model(py, error),
+        Error::Context { source, .. } => exception(py, source),
+        Error::Data { what, hint } | Error::Value { what, hint, .. } => {
+            errors::exception(py, Kind::Request, what.clone(), hint.clone())
+        }
         Error::Diverged { what, saved } => {
             let hint = match saved {
                 Some(step) => format!("continue from step {step} with resume=True and a lower lr (a third)"),

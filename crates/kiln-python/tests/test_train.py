@@ -50,5 +50,14 @@ def test_wrong_trainings_are_refused():
     raises(kiln.RequestError, "LoKr", lambda: train(kind="lokr", names="kohya", **anyway))
     raises(kiln.RequestError, ".safetensors", kiln.train, pictures(), path("klein"), "no.png", **anyway, **TINY)
     for count in ["steps", "save_every", "batch", "accumulate"]:
-        raises(kiln.RequestError, "at least 1", lambda: train(**{**anyway, count: 0}))
+        raises(kiln.RequestError, f"`{count}` must be", lambda: train(**{**anyway, count: 0}))
+    raises(kiln.RequestError, "unknown field `stpes`", train, stpes=3, **anyway)
     raises(kiln.KilnError, "no-pictures", kiln.train, "no-pictures", path("klein"), "no.safetensors", **anyway)
+
+
+def test_the_arguments_are_those_of_the_request():
+    import inspect
+
+    parameters = inspect.signature(kiln.train).parameters
+    assert {"learning_rate", "warmup", "ranks", "cache_dir", "resume", "sample_prompts"} <= parameters.keys()
+    assert "`warmup`: Steps over which the learning rate rises" in kiln.train.__doc__

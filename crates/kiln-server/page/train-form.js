@@ -3,6 +3,7 @@
 import { call, send } from "./api.js";
 import { $, make, memory, options, setText, whenReleased } from "./dom.js";
 import { trying } from "./notices.js";
+import * as fields from "./train-fields.js";
 import * as pictures from "./train-pictures.js";
 
 /** Time after the last change before the training is checked, in milliseconds. */
@@ -28,7 +29,7 @@ export const model = (name) => models.find((model) => model.name === name);
 
 /** Fetches the base models, and fills in the form. */
 export async function prepare() {
-  ({ models } = await call("/v1/trainings/options"));
+  [{ models }] = await Promise.all([call("/v1/trainings/options"), fields.prepare()]);
   const selected = $("train-model").value || memory.get("train")?.["train-model"];
   $("train-model").replaceChildren(...options(models.map(({ name }) => [name, name])));
   if (models.some(({ name }) => name === selected)) $("train-model").value = selected;
@@ -55,24 +56,6 @@ function usePreset() {
   for (const [i, id] of SETTINGS.entries()) $(id).value = own?.key === key ? own[id] : values[i];
 }
 
-function order() {
-  const lines = $("train-prompts").value.split("\n").map((line) => line.trim()).filter(Boolean);
-  return {
-    name: $("train-name").value.trim(),
-    model: $("train-model").value || undefined,
-    trigger: $("train-trigger").value.trim() || undefined,
-    preset: $("train-preset").value,
-    steps: $("train-steps").valueAsNumber,
-    rank: $("train-rank").valueAsNumber,
-    resolution: $("train-resolution").value.split(",").map((side) => Number(side.trim())).filter(Boolean),
-    learning_rate: $("train-rate").valueAsNumber,
-    flip: $("train-flip").checked,
-    sample_prompts: lines,
-    skip_bad: $("train-skip").checked,
-    no_captions: $("train-uncaptioned").checked,
-  };
-}
-
 /** Asks the server what it thinks of the pictures and what the training costs, a moment after the last change. */
 function check() {
   clearTimeout(timer);
@@ -90,10 +73,10 @@ function check() {
     if (pictures.missing().length) return void showCheck("", [missingNote()], true);
     setText($("train-cost"), "Checking the pictures…");
     try {
-      const order_ = order();
-      const found = await send("POST", "/v1/trainings/check", { order: { ...order_, name: order_.name || "untitled" }, pictures: pictures.values() }, { again: true });
+      const order = { name: "untitled", ...fields.values() };
+      const found = await send("POST", "/v1/trainings/check", { order, pictures: pictures.values() }, { again: true });
       if (number !== checks) return;
-      const notes = missing && order_.trigger ? [`${missing} without a caption: the trigger word alone is used for them.`] : [];
+      const notes = missing && order.trigger ? [`${missing} without a caption: the trigger word alone is used for them.`] : [];
       showCheck(`${found.examples} ${found.examples === 1 ? "example" : "examples"}: ${found.sizes.join(", ")}. ${found.cost}.`, [...found.warnings, ...notes]);
     } catch (error) {
       if (number === checks) showCheck("", [error.message], true);
@@ -115,7 +98,7 @@ async function start() {
   if (pictures.isUploading()) throw new Error("The pictures are still being uploaded.");
   if (!pictures.count()) throw new Error("Add pictures first.");
   if (pictures.missing().length) throw new Error(missingNote());
-  const view = await send("POST", "/v1/trainings", { order: order(), pictures: pictures.values() });
+  const view = await send("POST", "/v1/trainings", { order: fields.values(), pictures: pictures.values() });
   pictures.clear();
   for (const id of ["train-name", "train-trigger", "train-prompts"]) $(id).value = "";
   save();

@@ -84,11 +84,9 @@ def convert(
     shard_size: Optional[int] = None,
     threads: Optional[int] = None,
 ) -> str: ...
+def train_schema() -> str: ...
 def train(
-    data: str,
-    model: str,
-    output: str,
-    options: str,
+    request: str,
     device: str,
     dtype: str,
     threads: Optional[int] = None,
