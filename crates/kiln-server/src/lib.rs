@@ -89,7 +89,7 @@ pub use store::{GalleryLimits, StoreError};
 pub use tls::{Tls, TlsError};
 pub use traces::TraceConfig;
 pub use trainer::{
-    LossPoint, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
-    TrainingOrder, TrainingProgress, TrainingStep, TrainingTask,
+    LossPoint, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles, TrainingProgress,
+    TrainingStep, TrainingTask,
 };
 pub use webhooks::WebhookConfig;

@@ -1,92 +1,13 @@
-//! What the program around the server implements to train LoRAs, and the order of a training.
+//! What the program around the server implements to train LoRAs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 
 use crate::generator::JobError;
 pub use crate::trainings::TrainingProgress;
-
-/// What a LoRA should learn: chooses layers, rank, sizes and steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Preset {
-    /// How pictures look: few layers, which leave the subjects alone.
-    Style,
-    /// A person, an animal or an object: all layers, a high rank, two sizes.
-    Subject,
-    /// All layers, with the defaults of `kiln train`.
-    #[default]
-    Full,
-}
-
-/// The settings of a training. What is left out comes from the preset and the model.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainingOrder {
-    /// The name of the LoRA: letters, digits, spaces, `.`, `-` and `_`. If it is taken, a number is added.
-    #[cfg_attr(feature = "schema", schema(required = true))]
-    pub name: String,
-    /// The base model; the first one of `/v1/trainings/options` by default.
-    pub model: Option<String>,
-    /// A word or phrase that stands for what is learned: takes the place of `[trigger]` in captions, else goes in front.
-    pub trigger: Option<String>,
-    /// What to learn.
-    pub preset: Preset,
-    /// Optimizer steps.
-    pub steps: Option<u64>,
-    /// Rank of the LoRA.
-    pub rank: Option<u32>,
-    /// Layers: `full`, `style`, `identity`, or names separated by commas.
-    pub targets: Option<String>,
-    /// Sizes in pixels, as the side of a square.
-    pub resolution: Vec<u32>,
-    /// Learning rate.
-    pub learning_rate: Option<f32>,
-    /// Whether the learning rate falls to zero at the last step.
-    pub cosine: Option<bool>,
-    /// `adamw`, `adamw8bit` or `prodigy`.
-    pub optimizer: Option<String>,
-    /// Noise levels above 0 and at most 1; by default drawn as FLUX was trained.
-    pub sigmas: Vec<f32>,
-    /// Examples of a batch.
-    pub batch: Option<u32>,
-    /// Whether half of the examples are mirrored.
-    pub flip: bool,
-    /// Seed of the training.
-    pub seed: Option<u64>,
-    /// Steps between checkpoints.
-    pub save_every: Option<u64>,
-    /// Steps between sample images; 0 for none.
-    pub sample_every: Option<u64>,
-    /// Prompts of the sample images; by default the first captions.
-    pub sample_prompts: Vec<String>,
-    /// Train on pictures without captions.
-    pub no_captions: bool,
-    /// Leave out broken and tiny pictures instead of refusing to start.
-    pub skip_bad: bool,
-}
-
-/// The settings that a preset means for a model.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct PresetSettings {
-    /// The preset.
-    pub preset: Preset,
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Rank.
-    pub rank: u32,
-    /// Layers.
-    pub targets: String,
-    /// Sizes in pixels.
-    pub resolution: Vec<u32>,
-    /// Learning rate.
-    pub learning_rate: f32,
-}
 
 /// A model that LoRAs can be trained on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -96,8 +17,9 @@ pub struct TrainableModel {
     pub name: String,
     /// The distilled model to use the LoRA with, if the server has it.
     pub use_with: Option<String>,
-    /// The settings of the presets.
-    pub presets: Vec<PresetSettings>,
+    /// The settings of the presets: fields of a training's `order`.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
+    pub presets: Vec<TrainRequest>,
 }
 
 /// What is known before a training starts.
@@ -144,8 +66,8 @@ pub struct TrainingFiles {
 /// A training to run.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainingTask<'a> {
-    /// Its settings.
-    pub order: &'a TrainingOrder,
+    /// Its settings, complete. Its model and its LoRA are named, as clients name them.
+    pub request: &'a TrainRequest,
     /// The folder of its pictures, each with its caption in a .txt file beside it.
     pub pictures: &'a Path,
     /// The folder for everything that it writes.
@@ -165,6 +87,12 @@ pub enum TrainingEnd {
 pub trait Trainer: Send + Sync + 'static {
     /// The models that LoRAs can be trained on.
     fn models(&self) -> Vec<TrainableModel>;
+
+    /// A distilled model that a client wants to train anyway, although that usually spoils it.
+    fn distilled_model(&self, name: &str) -> Option<TrainableModel> {
+        let _ = name;
+        None
+    }
 
     /// Checks the pictures and settings of a training, and estimates what it costs. Loads nothing.
     fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError>;

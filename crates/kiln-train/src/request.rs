@@ -6,12 +6,13 @@
 mod checks;
 mod choices;
 mod preset;
+#[cfg(feature = "schema")]
+mod schema;
 mod settings;
 mod wire;
 
 use std::path::{Path, PathBuf};
 
-use kiln_engine::OneOrMany;
 use serde::{Deserialize, Serialize};
 
 use crate::AdapterKind;
@@ -27,7 +28,7 @@ pub use preset::Preset;
 pub struct TrainRequest {
     /// Folder of pictures with captions (.txt) beside them, a .jsonl or a .csv file; for edits, a folder with before/ and
     /// after/
-    #[cfg_attr(feature = "schema", schema(ignore))]
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     #[serde(skip_serializing_if = "is_empty")]
     pub data: PathBuf,
 
@@ -65,7 +66,7 @@ pub struct TrainRequest {
         feature = "cli",
         arg(long, value_name = "SIDE", value_delimiter = ',', help_heading = "Pictures")
     )]
-    #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<u32>))]
+    #[cfg_attr(feature = "schema", schema(value_type = kiln_engine::OneOrMany<u32>))]
     #[serde(deserialize_with = "wire::one_or_many", skip_serializing_if = "Vec::is_empty")]
     pub resolution: Vec<u32>,
 
@@ -104,7 +105,7 @@ pub struct TrainRequest {
 
     /// Folder for encoded pictures and captions [default: train in the cache folder, see `kiln doctor`]
     #[cfg_attr(feature = "cli", arg(long, value_name = "DIR", help_heading = "Pictures"))]
-    #[cfg_attr(feature = "schema", schema(ignore))]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<PathBuf>,
 
@@ -213,7 +214,7 @@ pub struct TrainRequest {
         feature = "cli",
         arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Adapter")
     )]
-    #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<String>))]
+    #[cfg_attr(feature = "schema", schema(value_type = kiln_engine::OneOrMany<String>))]
     #[serde(with = "wire::comma_list", skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<String>,
 
@@ -250,19 +251,16 @@ pub struct TrainRequest {
     /// Continue from the last checkpoint, as if it had never stopped; steps, learning rate, warm-up, schedule, clip and
     /// dtype may be others
     #[cfg_attr(feature = "cli", arg(long, conflicts_with = "overwrite", help_heading = "Output"))]
-    #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub resume: bool,
 
     /// Replace an existing LoRA and its training
     #[cfg_attr(feature = "cli", arg(long, help_heading = "Output"))]
-    #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
 
     /// Write files for TensorBoard, too
     #[cfg_attr(feature = "cli", arg(long, help_heading = "Output"))]
-    #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub tensorboard: bool,
 
@@ -276,7 +274,7 @@ pub struct TrainRequest {
         feature = "cli",
         arg(long = "sample-prompt", value_name = "PROMPT", help_heading = "Samples")
     )]
-    #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<String>))]
+    #[cfg_attr(feature = "schema", schema(value_type = kiln_engine::OneOrMany<String>))]
     #[serde(
         alias = "sample_prompt",
         deserialize_with = "wire::one_or_many",

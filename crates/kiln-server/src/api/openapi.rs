@@ -2,6 +2,7 @@
 //! unique ids, and the ways to authenticate.
 
 use kiln_engine::Request;
+use kiln_train::TrainRequest;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{
@@ -32,6 +33,11 @@ pub(super) fn complete(api: &mut OpenApi, is_public: fn(&str) -> bool) {
     let components = api.components.get_or_insert_default();
     components.security_schemes.extend(schemes.map(|(name, scheme)| (name.to_owned(), RefOr::T(scheme))));
     api.security = Some(any);
+    if let Some(RefOr::T(Schema::Object(request))) = components.schemas.get_mut("TrainRequest") {
+        for field in TrainRequest::LOCAL_FIELDS {
+            request.properties.remove(field);
+        }
+    }
     for (path, item) in &mut api.paths.paths {
         for operation in operations(item) {
             complete_operation(operation);

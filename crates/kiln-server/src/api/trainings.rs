@@ -5,14 +5,16 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 
 use super::body::Json;
 use super::error::ApiError;
+use super::fields::{Fields, parse_fields};
 use super::file::file_response;
 use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
 use crate::Server;
-use crate::trainer::{LossPoint, TrainableModel, TrainingCheck, TrainingOrder};
+use crate::trainer::{LossPoint, TrainableModel, TrainingCheck};
 use crate::trainings::{NewPicture, Training, TrainingSnapshot, TrainingState, Trainings, thin};
 
 /// The most points of a loss curve in a response.
@@ -36,7 +38,8 @@ pub(crate) struct TrainingView {
     /// When it ended.
     finished: Option<i64>,
     /// Its settings, complete.
-    order: TrainingOrder,
+    #[serde(rename = "order")]
+    request: TrainRequest,
     /// The number of its pictures.
     pictures: usize,
     /// What the check of the pictures found, and the cost.
@@ -103,7 +106,7 @@ struct TrainingSample {
 impl TrainingView {
     /// The view without losses and samples.
     pub(super) fn new(trainings: &Trainings, training: &Training, s: &TrainingSnapshot) -> TrainingView {
-        let steps = training.order.steps.unwrap_or(0);
+        let steps = training.request.step_count();
         let left = |seconds: f32| seconds * steps.saturating_sub(s.step) as f32;
         TrainingView {
             id: training.id.clone(),
@@ -112,7 +115,7 @@ impl TrainingView {
             position: (s.state == TrainingState::Queued).then(|| trainings.position(&training.id)),
             created: training.created,
             finished: s.finished,
-            order: training.order.clone(),
+            request: training.request.clone(),
             pictures: training.pictures,
             check: training.check.clone(),
             preparing: s.preparing.clone().map(|(what, done, total)| Preparation { what, done, total }),
@@ -225,7 +228,8 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewTraining {
     /// The settings.
-    order: TrainingOrder,
+    #[cfg_attr(feature = "schema", schema(value_type = TrainRequest))]
+    order: Fields,
     /// The pictures with their captions. Upload them to `/v1/inputs` first, one by one.
     pictures: Vec<NewPicture>,
 }
@@ -242,7 +246,7 @@ pub(crate) async fn start(
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let trainings = allowed(&server, &caller)?;
-        let training = server.accept_training(trainings, order, pictures, &caller)?;
+        let training = server.accept_training(trainings, parse_fields(&order)?, pictures, &caller)?;
         drop(permit);
         let view = TrainingView::new(trainings, &training, &training.snapshot());
         let location = format!("/v1/trainings/{}", training.id);
@@ -263,7 +267,7 @@ pub(crate) async fn check(
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let trainings = allowed(&server, &caller)?;
-        let check = server.check_training(trainings, order, pictures, &caller)?;
+        let check = server.check_training(trainings, parse_fields(&order)?, pictures, &caller)?;
         drop(permit);
         Ok::<_, ApiError>(json(StatusCode::OK, &check))
     })

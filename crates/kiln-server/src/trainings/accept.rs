@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kiln_base::{TemporaryFolder, hex, lock};
 use kiln_engine::FileRef;
+use kiln_train::{Error, SigmaLevels, TrainRequest};
 use serde::Deserialize;
 
 use super::Trainings;
@@ -16,7 +17,7 @@ use crate::api::Caller;
 use crate::generator::{JobError, name};
 use crate::random::random_bytes;
 use crate::store::now;
-use crate::trainer::{PresetSettings, TrainingCheck, TrainingOrder, TrainingTask};
+use crate::trainer::{TrainingCheck, TrainingTask};
 
 /// The most pictures of a training.
 const MAX_PICTURES: usize = 1000;
@@ -27,6 +28,7 @@ const MAX_KEPT: usize = 100;
 const MAX_NAME: usize = 64;
 const MAX_TRIGGER: usize = 200;
 const MAX_STEPS: u64 = 100_000;
+const MAX_RANK: u32 = 256;
 const MAX_CHECKPOINTS: u64 = 200;
 const MAX_SAMPLES: usize = 8;
 
@@ -54,31 +56,31 @@ impl Server {
     pub(crate) fn check_training(
         &self,
         trainings: &Trainings,
-        order: TrainingOrder,
+        request: TrainRequest,
         pictures: Vec<NewPicture>,
         caller: &Caller,
     ) -> Result<TrainingCheck, JobError> {
-        let order = self.complete(trainings, order)?;
+        let request = self.complete(trainings, request)?;
         let _turn = trainings.checks.wait()?;
         let folder = TemporaryFolder::create(&trainings.folder).map_err(|error| storage(&error))?;
         self.copy_pictures(folder.path(), pictures, caller, u64::MAX)?;
-        check(trainings, &order, folder.path())
+        check(trainings, &request, folder.path())
     }
 
     /// Accepts a training: it is stored and queued.
     pub(crate) fn accept_training(
         &self,
         trainings: &Trainings,
-        order: TrainingOrder,
+        request: TrainRequest,
         pictures: Vec<NewPicture>,
         caller: &Caller,
     ) -> Result<Arc<Training>, JobError> {
-        let order = self.complete(trainings, order)?;
+        let request = self.complete(trainings, request)?;
         let turn = trainings.checks.wait()?;
         let room = self.room_for(trainings, caller)?;
         let folder = TemporaryFolder::create(&trainings.folder).map_err(|error| storage(&error))?;
         let (pictures, picture_bytes) = self.copy_pictures(folder.path(), pictures, caller, room)?;
-        let mut check = check(trainings, &order, folder.path())?;
+        let mut check = check(trainings, &request, folder.path())?;
         drop(turn);
         if self.config.check.is_some() {
             check.warnings.push("no samples: this server checks images before it shows them".into());
@@ -91,7 +93,7 @@ impl Server {
             id: id.clone(),
             client: caller.client.clone(),
             created: now(),
-            order,
+            request,
             pictures,
             picture_bytes,
             check,
@@ -179,55 +181,62 @@ impl Server {
         Ok((count, bytes))
     }
 
-    /// Fills in what an order leaves out, and checks its values.
-    fn complete(&self, trainings: &Trainings, order: TrainingOrder) -> Result<TrainingOrder, JobError> {
-        let mut order = complete(trainings, order)?;
-        self.check_order(&order)?;
+    /// Fills in what a request leaves out, and checks its values.
+    fn complete(&self, trainings: &Trainings, request: TrainRequest) -> Result<TrainRequest, JobError> {
+        let mut request = complete(trainings, request)?;
+        request.check().map_err(|error| match error {
+            Error::Value { field, what, .. } => invalid(field, what),
+            error => JobError::request("invalid_value", error.to_string()),
+        })?;
+        self.check_limits(&request)?;
         // They would be shown unchecked.
         if self.config.check.is_some() {
-            order.sample_every = Some(0);
+            request.sample_every = Some(0);
         }
-        Ok(order)
+        Ok(request)
     }
 
-    /// Checks the values of an order that is complete.
-    fn check_order(&self, order: &TrainingOrder) -> Result<(), JobError> {
-        check_name(&order.name)?;
-        let steps = order.steps.unwrap_or(1);
+    /// Checks what a server limits in a request that is complete.
+    fn check_limits(&self, request: &TrainRequest) -> Result<(), JobError> {
+        check_name(request.output.to_str().unwrap_or_default())?;
+        if let Some(field) = request.local_field() {
+            let message = format!("{field} is not supported over HTTP: it is about files on the server");
+            return Err(invalid(field, message));
+        }
+        let least = request.step_count().div_ceil(MAX_CHECKPOINTS);
+        let number = |number: Option<u32>| number.map(u64::from);
         let numbers = [
-            ("steps", order.steps, 1, MAX_STEPS),
-            ("rank", order.rank.map(u64::from), 1, 256),
-            ("batch", order.batch.map(u64::from), 1, 32),
-            ("save_every", order.save_every, steps.div_ceil(MAX_CHECKPOINTS), MAX_STEPS),
-            (
-                "sample_every",
-                order.sample_every.filter(|every| *every > 0),
-                steps.div_ceil(MAX_CHECKPOINTS),
-                MAX_STEPS,
-            ),
-            ("resolution", order.resolution.iter().max().map(|side| (*side).into()), 64, 2048),
-            ("resolution", order.resolution.iter().min().map(|side| (*side).into()), 64, 2048),
+            ("steps", request.steps, 1, MAX_STEPS),
+            ("rank", number(request.rank), 1, MAX_RANK.into()),
+            ("ranks", number(request.ranks.iter().max().copied()), 1, MAX_RANK.into()),
+            ("batch", number(request.batch), 1, 32),
+            ("accumulate", number(request.accumulate), 1, 64),
+            ("repeats", number(request.repeats), 1, 100),
+            ("save_every", request.save_every, least, MAX_STEPS),
+            ("sample_every", request.sample_every.filter(|every| *every > 0), least, MAX_STEPS),
+            ("sample_steps", number(request.sample_steps), 1, 100),
         ];
         for (name, number, min, max) in numbers {
             if let Some(found) = number.filter(|number| *number < min || *number > max) {
                 return Err(invalid(name, format!("{name} must be between {min} and {max}, found {found}")));
             }
         }
-        if order.learning_rate.is_some_and(|rate| !(rate > 0.0 && rate <= 10.0)) {
-            return Err(invalid("learning_rate", "learning_rate must be above 0 and at most 10"));
+        if request.learning_rate.is_some_and(|rate| rate > 10.0) {
+            return Err(invalid("learning_rate", "learning_rate must be at most 10"));
         }
+        let sigmas = match &request.sigmas {
+            Some(SigmaLevels::List(levels)) => levels.len(),
+            _ => 0,
+        };
         let lists = [
-            ("resolution", order.resolution.len(), 4),
-            ("sigmas", order.sigmas.len(), 50),
-            ("sample_prompts", order.sample_prompts.len(), MAX_SAMPLES),
+            ("resolution", request.resolution.len(), 4),
+            ("sigmas", sigmas, 50),
+            ("sample_prompts", request.sample_prompts.len(), MAX_SAMPLES),
         ];
         if let Some((name, count, most)) = lists.into_iter().find(|(_, count, most)| count > most) {
             return Err(invalid(name, format!("{name} has {count} values, the limit is {most}")));
         }
-        if order.sigmas.iter().any(|sigma| !(*sigma > 0.0 && *sigma <= 1.0)) {
-            return Err(invalid("sigmas", "sigmas must be above 0 and at most 1"));
-        }
-        let trigger = order.trigger.as_deref().unwrap_or_default();
+        let trigger = request.trigger.as_deref().unwrap_or_default();
         if trigger.len() > MAX_TRIGGER || trigger.contains(char::is_control) {
             return Err(invalid(
                 "trigger",
@@ -235,16 +244,13 @@ impl Server {
             ));
         }
         let limit = self.config.limits.prompt;
-        if order.sample_prompts.iter().any(|prompt| prompt.len() > limit) {
+        if request.sample_prompts.iter().any(|prompt| prompt.len() > limit) {
             return Err(invalid("sample_prompts", format!("a sample prompt has more than {limit} bytes")));
         }
-        let plain = |c: char| c.is_ascii_alphanumeric() || "._*,".contains(c);
-        if order.targets.as_ref().is_some_and(|text| text.len() > 1000 || !text.chars().all(plain)) {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._*".contains(c);
+        let length: usize = request.targets.iter().map(String::len).sum();
+        if length > 1000 || !request.targets.iter().all(|target| target.chars().all(plain)) {
             return Err(invalid("targets", "targets are `full`, `style`, `identity`, or names of layers"));
-        }
-        let optimizers = ["adamw", "adamw8bit", "prodigy"];
-        if order.optimizer.as_deref().is_some_and(|name| !optimizers.contains(&name)) {
-            return Err(invalid("optimizer", format!("the optimizer is one of {}", optimizers.join(", "))));
         }
         Ok(())
     }
@@ -270,51 +276,47 @@ pub(super) fn check_unfinished(all: &[Arc<Training>], client: &str, caller: &Cal
 }
 
 /// Lets the trainer look at the pictures and settings.
-fn check(trainings: &Trainings, order: &TrainingOrder, folder: &Path) -> Result<TrainingCheck, JobError> {
+fn check(trainings: &Trainings, request: &TrainRequest, folder: &Path) -> Result<TrainingCheck, JobError> {
     let (pictures, folder) = (Training::pictures_folder(folder), Training::run_folder(folder));
-    trainings.trainer.check(TrainingTask { order, pictures: &pictures, folder: &folder })
+    trainings.trainer.check(TrainingTask { request, pictures: &pictures, folder: &folder })
 }
 
-/// Fills in what an order leaves out: the model, and the settings of its preset.
-fn complete(trainings: &Trainings, order: TrainingOrder) -> Result<TrainingOrder, JobError> {
+/// Fills in what a request leaves out: the model, and the settings of its preset.
+fn complete(trainings: &Trainings, mut request: TrainRequest) -> Result<TrainRequest, JobError> {
     let models = trainings.trainer.models();
-    let found = match &order.model {
-        Some(name) => models.iter().find(|model| model.name == *name).ok_or_else(|| {
-            let name: String = name.chars().take(80).collect();
-            let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-            let message = format!(
-                "there is no base model `{name}` to train on; available: {}. Distilled models are left out: training \
-                 undoes their distillation",
-                if names.is_empty() { "none".into() } else { names.join(", ") }
-            );
-            JobError::request("model_not_found", message).param("model")
-        }),
-        None => models.first().ok_or_else(|| {
+    let found = match &request.model {
+        Some(name) => {
+            let name = name.to_str().unwrap_or_default();
+            let distilled = || trainings.trainer.distilled_model(name).filter(|_| request.distilled_anyway);
+            models.iter().find(|model| model.name == name).cloned().or_else(distilled).ok_or_else(|| {
+                let name: String = name.chars().take(80).collect();
+                let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+                let message = format!(
+                    "there is no base model `{name}` to train on; available: {}. Distilled models are left out: training \
+                     undoes their distillation",
+                    if names.is_empty() { "none".into() } else { names.join(", ") }
+                );
+                JobError::request("model_not_found", message).param("model")
+            })
+        }
+        None => models.first().cloned().ok_or_else(|| {
             let message = "this server has no base model to train on, such as klein-base-4b";
             JobError::request("model_not_found", message).param("model")
         }),
     }?;
-    let preset = found.presets.iter().find(|settings| settings.preset == order.preset);
-    let Some(PresetSettings { steps, rank, targets, resolution, learning_rate, .. }) = preset.cloned() else {
+    let preset = Some(request.preset.unwrap_or_default());
+    let Some(preset) = found.presets.iter().find(|settings| settings.preset == preset) else {
         return Err(invalid("preset", "the model has no such preset"));
     };
-    let steps = order.steps.unwrap_or(steps);
-    let trigger = order.trigger.map(|trigger| trigger.trim().to_owned()).filter(|text| !text.is_empty());
-    // Prodigy finds the rate itself.
-    let rate = (order.optimizer.as_deref() != Some("prodigy")).then_some(learning_rate);
-    Ok(TrainingOrder {
-        name: order.name.trim().to_owned(),
-        model: Some(found.name.clone()),
-        trigger,
-        steps: Some(steps),
-        rank: order.rank.or(Some(rank)),
-        targets: order.targets.or(Some(targets)),
-        resolution: if order.resolution.is_empty() { resolution } else { order.resolution },
-        learning_rate: order.learning_rate.or(rate),
-        save_every: order.save_every.or(Some((steps / 10).clamp(10, 250).max(steps / MAX_CHECKPOINTS))),
-        sample_every: order.sample_every.or(Some(steps.div_ceil(5).max(10))),
-        ..order
-    })
+    request.fill_in(preset);
+    request.model = Some(found.name.into());
+    request.output = request.output.to_string_lossy().trim().into();
+    let trigger = request.trigger.map(|trigger| trigger.trim().to_owned());
+    request.trigger = trigger.filter(|text| !text.is_empty());
+    let steps = request.step_count();
+    request.save_every.get_or_insert((steps / 10).clamp(10, 250).max(steps / MAX_CHECKPOINTS));
+    request.sample_every.get_or_insert(steps.div_ceil(5).max(10));
+    Ok(request)
 }
 
 /// A LoRA's name becomes a file's name.

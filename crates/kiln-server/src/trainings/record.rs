@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_base::AtomicFile;
+use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 
 use super::training::{Training, TrainingSnapshot, TrainingState};
-use crate::trainer::{Trainer, TrainingCheck, TrainingOrder};
+use crate::trainer::{Trainer, TrainingCheck};
 
 const FILE: &str = "training.json";
 
@@ -19,7 +20,8 @@ pub(super) struct Record {
     pub(super) id: String,
     pub(super) client: String,
     pub(super) created: i64,
-    pub(super) order: TrainingOrder,
+    #[serde(rename = "order")]
+    pub(super) request: TrainRequest,
     pub(super) pictures: usize,
     pub(super) picture_bytes: u64,
     pub(super) check: TrainingCheck,

@@ -5,12 +5,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use kiln_base::lock;
+use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::record::{self, Record};
 use crate::store::now;
-use crate::trainer::{LossPoint, TrainingCheck, TrainingOrder, TrainingTask};
+use crate::trainer::{LossPoint, TrainingCheck, TrainingTask};
 
 /// The state of a training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +74,7 @@ pub(crate) struct Training {
     pub(crate) id: String,
     pub(crate) client: String,
     pub(crate) created: i64,
-    pub(crate) order: TrainingOrder,
+    pub(crate) request: TrainRequest,
     pub(crate) pictures: usize,
     pub(crate) picture_bytes: u64,
     pub(crate) check: TrainingCheck,
@@ -88,12 +89,12 @@ pub(crate) struct Training {
 
 impl Training {
     pub(super) fn new(record: Record, folder: &Path, snapshot: TrainingSnapshot) -> Training {
-        let Record { id, client, created, order, pictures, picture_bytes, check, .. } = record;
+        let Record { id, client, created, request, pictures, picture_bytes, check, .. } = record;
         Training {
             id,
             client,
             created,
-            order,
+            request,
             pictures,
             picture_bytes,
             check,
@@ -122,7 +123,7 @@ impl Training {
     pub(super) fn with_task<T>(&self, use_task: impl FnOnce(TrainingTask<'_>) -> T) -> T {
         let (pictures, folder) =
             (Training::pictures_folder(&self.folder), Training::run_folder(&self.folder));
-        use_task(TrainingTask { order: &self.order, pictures: &pictures, folder: &folder })
+        use_task(TrainingTask { request: &self.request, pictures: &pictures, folder: &folder })
     }
 
     pub(crate) fn watch(&self) -> watch::Receiver<TrainingSnapshot> {
@@ -187,7 +188,7 @@ impl Training {
             id: self.id.clone(),
             client: self.client.clone(),
             created: self.created,
-            order: self.order.clone(),
+            request: self.request.clone(),
             pictures: self.pictures,
             picture_bytes: self.picture_bytes,
             check: self.check.clone(),

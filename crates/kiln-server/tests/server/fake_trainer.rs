@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kiln_server::{
-    JobError, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
-    TrainingProgress, TrainingStep, TrainingTask,
+    JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles, TrainingProgress,
+    TrainingStep, TrainingTask,
 };
+use kiln_train::{Preset, TrainRequest};
 
 use crate::harness::png;
 
@@ -35,13 +36,14 @@ fn losses(folder: &Path) -> Vec<(u64, f32, f32)> {
 
 impl Trainer for FakeTrainer {
     fn models(&self) -> Vec<TrainableModel> {
-        let settings = |preset, rank| PresetSettings {
-            preset,
-            steps: 30,
-            rank,
-            targets: "full".into(),
+        let settings = |preset, rank| TrainRequest {
+            preset: Some(preset),
+            steps: Some(30),
+            rank: Some(rank),
+            targets: vec!["full".into()],
             resolution: vec![64],
-            learning_rate: 1e-3,
+            learning_rate: Some(1e-3),
+            ..TrainRequest::default()
         };
         let presets = vec![settings(Preset::Subject, 32), settings(Preset::Full, 16)];
         vec![TrainableModel { name: "small-base".into(), use_with: Some("small".into()), presets }]
@@ -51,13 +53,13 @@ impl Trainer for FakeTrainer {
         let files: Vec<_> = fs::read_dir(task.pictures).unwrap().map(|entry| entry.unwrap().path()).collect();
         let captions = files.iter().filter(|path| path.extension().unwrap() == "txt").count();
         let examples = files.len() - captions;
-        if captions < examples && task.order.trigger.is_none() {
+        if captions < examples && task.request.trigger.is_none() {
             return Err(JobError::request(
                 "unusable",
                 format!("{} pictures have no caption", examples - captions),
             ));
         }
-        let cost = format!("rank {}", task.order.rank.unwrap());
+        let cost = format!("rank {}", task.request.rank.unwrap());
         Ok(TrainingCheck {
             examples,
             sizes: vec!["64x64".into()],
@@ -67,7 +69,7 @@ impl Trainer for FakeTrainer {
     }
 
     fn train(&self, task: TrainingTask<'_>, progress: &TrainingProgress) -> Result<TrainingEnd, JobError> {
-        let name = task.order.name.as_str();
+        let name = task.request.output.to_str().unwrap();
         fs::create_dir_all(task.folder).map_err(|e| JobError::server("storage", e.to_string()))?;
         let state = task.folder.join("state");
         let first: u64 = fs::read_to_string(&state).map_or(0, |text| text.parse().unwrap());
@@ -85,7 +87,7 @@ impl Trainer for FakeTrainer {
             }
         }
         progress.starting(first);
-        for step in first + 1..=task.order.steps.unwrap() {
+        for step in first + 1..=task.request.steps.unwrap() {
             std::thread::sleep(Duration::from_millis(if name == "slow" { 5 } else { 1 }));
             match name {
                 "fail" if step == 5 => {

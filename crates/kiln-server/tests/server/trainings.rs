@@ -262,6 +262,44 @@ async fn a_killed_training_tells_its_last_step() {
     thread.join().unwrap();
 }
 
+/// The records are those of a server whose `order` was not a `TrainRequest` yet: one that was killed while it trained, and
+/// one with every kind of value that is written differently now.
+#[tokio::test]
+async fn records_of_an_earlier_version_are_read_and_resumed() {
+    let records =
+        [include_str!("../data/training_running.json"), include_str!("../data/training_queued.json")];
+    let folder = Arc::new(TempDir::new().unwrap());
+    let ids = records.map(|record| {
+        let id = serde_json::from_str::<Value>(record).unwrap()["id"].as_str().unwrap().to_owned();
+        let training = folder.path().join("trainings").join(&id);
+        std::fs::create_dir_all(training.join("pictures")).unwrap();
+        std::fs::write(training.join("training.json"), record).unwrap();
+        id
+    });
+    let server = TestServer::open(Arc::clone(&folder), |_| {}, true);
+    let trainer = FakeTrainer::default();
+    let thread = server.inner.train_with(trainer.clone()).unwrap();
+    let view = server.get(&format!("/v1/trainings/{}", ids[0])).await.ok().json();
+    assert_eq!((&view["status"], &view["steps"]), (&json!("interrupted"), &json!(40)));
+    let order = json!({
+        "name": "me", "model": "ember-base", "trigger": "sks", "preset": "subject", "steps": 40, "rank": 4, "targets": "full",
+        "resolution": [64], "learning_rate": 0.002, "save_every": 4, "sample_every": 0
+    });
+    assert_eq!(view["order"], order);
+    let view = until_status(&server, &ids[1], "done").await;
+    let order = json!({
+        "name": "plain", "model": "ember-base", "preset": "full", "steps": 12, "rank": 4, "targets": "attn.to_q,attn.to_k",
+        "resolution": [64], "learning_rate": 0.003, "schedule": "constant", "optimizer": "adamw8bit",
+        "sigmas": [0.5, 0.9], "flip": true, "save_every": 10, "sample_every": 0
+    });
+    assert_eq!(view["order"], order);
+    act(&server, &ids[0], "resume").await.ok();
+    until_status(&server, &ids[0], "done").await;
+    assert_eq!(trainer.events(), ["train plain from 0", "train me from 0"]);
+    server.inner.close();
+    thread.join().unwrap();
+}
+
 #[tokio::test]
 async fn wrong_orders_and_pictures_are_refused_and_leave_nothing() {
     let server = TestServer::with(|config| config.limits.input_pixels = 10_000);
@@ -288,7 +326,6 @@ async fn wrong_orders_and_pictures_are_refused_and_leave_nothing() {
         ("learning_rate", json!(0)),
         ("learning_rate", json!(-1)),
         ("batch", json!(33)),
-        ("optimizer", json!("sgd")),
         ("targets", json!("a b")),
         ("trigger", json!("a\nb")),
         ("trigger", json!("x".repeat(201))),
@@ -296,11 +333,18 @@ async fn wrong_orders_and_pictures_are_refused_and_leave_nothing() {
         ("sample_prompts", json!(["a", "a", "a", "a", "a", "a", "a", "a", "a"])),
         ("sample_prompts", json!(["x".repeat(8001)])),
         ("save_every", json!(0)),
+        ("accumulate", json!(65)),
+        ("ranks", json!([1, 2])),
+        ("cache_dir", json!("/etc")),
+        ("data", json!("/etc")),
+        ("overwrite", json!(true)),
         ("preset", json!("style")),
     ] {
         refused(with(field, value), 400, "invalid_value").await;
     }
     refused(with("unknown", json!(1)), 400, "invalid_request").await;
+    let message = refused(with("optimizer", json!("sgd")), 400, "invalid_request").await;
+    assert!(message.contains("optimizer: unknown variant `sgd`"), "{message}");
     let message = refused(with("model", json!("small")), 404, "model_not_found").await;
     assert!(message.contains("available: small-base"), "{message}");
 

@@ -28,6 +28,16 @@ impl TrainRequest {
         }
     }
 
+    /// Fields about files of the machine, which clients of a server can't set.
+    pub const LOCAL_FIELDS: [&str; 5] = ["data", "cache_dir", "resume", "overwrite", "tensorboard"];
+
+    /// The first of [`TrainRequest::LOCAL_FIELDS`] that is given.
+    pub fn local_field(&self) -> Option<&'static str> {
+        // What is not given is not written.
+        let written = serde_json::to_value(self).ok()?;
+        TrainRequest::LOCAL_FIELDS.into_iter().find(|field| written.get(field).is_some())
+    }
+
     fn check_counts(&self) -> Result<()> {
         let number = |number: Option<u32>| number.map(u64::from);
         let ends = |list: &[u32]| [list.iter().min().copied(), list.iter().max().copied()].map(number);
@@ -59,20 +69,53 @@ impl TrainRequest {
         let positive = |number: f32| number > 0.0 && number.is_finite();
         let not_negative = |number: f32| number >= 0.0 && number.is_finite();
         let [below_one, above_zero, any] = ["from 0, below 1", "above 0", "0 or more"];
-        let numbers: [(_, _, fn(f32) -> bool, _); 8] = [
-            ("caption_dropout", self.caption_dropout, share, below_one),
-            ("reference_dropout", self.reference_dropout, share, below_one),
-            ("dropout", self.dropout, share, below_one),
-            ("ema", self.ema, share, below_one),
-            ("learning_rate", self.learning_rate, positive, above_zero),
-            ("alpha", self.alpha, positive, above_zero),
-            ("weight_decay", self.weight_decay, not_negative, any),
-            ("clip", self.clip, not_negative, any),
+        let wrong = |number: Option<f32>, fits: fn(f32) -> bool| number.filter(|number| !fits(*number));
+        let numbers = [
+            ("caption_dropout", wrong(self.caption_dropout, share), below_one),
+            ("reference_dropout", wrong(self.reference_dropout, share), below_one),
+            ("dropout", wrong(self.dropout, share), below_one),
+            ("ema", wrong(self.ema, share), below_one),
+            ("learning_rate", wrong(self.learning_rate, positive), above_zero),
+            ("alpha", wrong(self.alpha, positive), above_zero),
+            ("weight_decay", wrong(self.weight_decay, not_negative), any),
+            ("clip", wrong(self.clip, not_negative), any),
         ];
-        for (field, number, fits, range) in numbers {
-            let Some(found) = number.filter(|number| !fits(*number)) else { continue };
+        if let Some((field, Some(found), range)) = numbers.into_iter().find(|(_, wrong, _)| wrong.is_some()) {
             return Err(Error::value(field, format!("`{field}` must be {range}, found {found}")));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_out_of_range_are_refused_by_their_field() {
+        let request = |json: &str| serde_json::from_str::<TrainRequest>(json).unwrap();
+        for (json, words) in [
+            (r#"{"steps": 0}"#, "`steps` must be from 1 to 10000000, found 0"),
+            (r#"{"save_every": 0}"#, "`save_every` must be at least 1, found 0"),
+            (r#"{"resolution": [512, 32]}"#, "`resolution` must be from 64 to 2048, found 32"),
+            (r#"{"ranks": [1, 2, 3]}"#, "`ranks` needs four numbers, found 3"),
+            (r#"{"ema": 1}"#, "`ema` must be from 0, below 1, found 1"),
+            (r#"{"learning_rate": 1e99}"#, "`learning_rate` must be above 0, found inf"),
+            (r#"{"clip": -1}"#, "`clip` must be 0 or more, found -1"),
+            (r#"{"sigmas": [0.5, 0]}"#, "`sigmas` must be above 0 and at most 1"),
+        ] {
+            assert_eq!(request(json).check().unwrap_err().to_string(), words);
+        }
+        assert!(
+            request(r#"{"steps": 1, "sample_every": 0, "clip": 0, "ranks": [1, 2, 3, 4]}"#).check().is_ok()
+        );
+    }
+
+    #[test]
+    fn fields_about_files_of_the_machine_are_told_apart() {
+        let local = |json: &str| serde_json::from_str::<TrainRequest>(json).unwrap().local_field();
+        assert_eq!(local(r#"{"name": "me", "model": "a", "resume": false}"#), None);
+        assert_eq!(local(r#"{"name": "me", "cache_dir": "/x"}"#), Some("cache_dir"));
+        assert_eq!(local(r#"{"overwrite": true}"#), Some("overwrite"));
     }
 }

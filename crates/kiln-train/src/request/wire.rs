@@ -72,3 +72,49 @@ pub(super) fn sigmas<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SigmaLeve
         _ => None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{SigmaLevels, TrainRequest};
+    use super::*;
+
+    fn read(json: &str) -> TrainRequest {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn fields_have_short_forms_and_other_names() {
+        let request = read(
+            r#"{"output": "me.safetensors", "lr": 0.5, "resolution": 512, "targets": ["attn.to_q", "full"], "cosine": true,
+                "checkpointing": false, "sigmas": "0.3,0.6", "sample_prompts": "a fox", "names": "kohya", "ema_decay": 0.9,
+                "allow_empty_captions": true}"#,
+        );
+        assert_eq!((request.learning_rate, &request.resolution[..]), (Some(0.5), &[512][..]));
+        assert_eq!(request.schedule, Some(LearningSchedule::Cosine));
+        assert_eq!(request.checkpointing, Some(Checkpointing::Off));
+        assert_eq!(request.sigmas, Some(SigmaLevels::List(vec![0.3, 0.6])));
+        assert!(request.no_captions && request.ema == Some(0.9) && request.sample_prompts == ["a fox"]);
+        let json = serde_json::to_string(&request).unwrap();
+        assert!(json.contains(r#""name":"me.safetensors""#), "{json}");
+        assert!(json.contains(r#""targets":"attn.to_q,full""#), "{json}");
+        assert_eq!(read(&json), request);
+        assert_eq!(read(r#"{"cosine": null, "sigmas": [], "checkpointing": "auto"}"#).sigmas, None);
+        assert_eq!(
+            serde_json::to_string(&read(r#"{"sigmas": "uniform"}"#)).unwrap(),
+            r#"{"sigmas":"uniform"}"#
+        );
+    }
+
+    #[test]
+    fn a_wrong_choice_is_refused_with_those_there_are() {
+        for (json, word) in [
+            (r#"{"schedule": "linear"}"#, "cosine"),
+            (r#"{"checkpointing": "never"}"#, "auto"),
+            (r#"{"sigmas": "many"}"#, "logit-normal"),
+            (r#"{"kind": "full"}"#, "dora"),
+        ] {
+            let error = serde_json::from_str::<TrainRequest>(json).unwrap_err().to_string();
+            assert!(error.contains(word), "{json}: {error}");
+        }
+    }
+}

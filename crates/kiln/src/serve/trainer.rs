@@ -1,25 +1,23 @@
-//! Trains LoRAs for the server's clients, as `kiln train` does: an order becomes its options.
+//! Trains LoRAs for the server's clients, as `kiln train` does.
 
 mod publish;
 mod watcher;
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Parser;
 use kiln_engine::{ComponentPaths, Device, Model, Session, Settings};
 use kiln_models::{ModelLocation, ember};
 use kiln_server::{
-    Catalogue as _, JobError, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd,
-    TrainingFiles, TrainingOrder, TrainingProgress, TrainingTask,
+    Catalogue as _, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
+    TrainingProgress, TrainingTask,
 };
-use kiln_train::{Log, PreparedTraining, RunFiles, check_variant, distilled_name};
+use kiln_train::{Log, PreparedTraining, Preset, RunFiles, TrainRequest, check_variant, distilled_name};
 
 use super::catalogue::ModelCatalogue;
 use super::files;
 use super::turn::DeviceLock;
-use crate::args::{Cli, Command, MachineArgs, TrainArgs};
+use crate::args::MachineArgs;
 use crate::error::{CliError, ErrorKind};
 use crate::{cache, models};
 use watcher::ServerWatcher;
@@ -28,8 +26,6 @@ use watcher::ServerWatcher;
 const LORA: &str = "lora.safetensors";
 /// The folder of encoded pictures in a training's folder.
 const CACHE: &str = "cache";
-/// Noise levels for a small model such as Ember: high ones, where colours and outlines are decided.
-const SMALL_MODEL_SIGMAS: &str = "1,0.95,0.9,0.8,0.7,0.5,0.3";
 
 /// Trains with the engine, on the device of the image jobs.
 pub struct ServerTrainer {
@@ -70,114 +66,55 @@ impl ServerTrainer {
         Ok((self.models.find(Some(name)).ok_or_else(missing)?, self.models.open(Some(name))?))
     }
 
-    /// The options of `kiln train` for an order.
-    fn arguments(&self, task: TrainingTask<'_>, resume: bool) -> Result<TrainArgs, JobError> {
-        let TrainingTask { order, pictures, folder } = task;
-        let (location, model) = self.open(order.model.as_deref().unwrap_or_default())?;
-        let model_name = match &location {
+    /// The name or path that leads to the model that a client calls this.
+    fn path(&self, name: &Path) -> Result<PathBuf, JobError> {
+        let (location, _) = self.open(name.to_str().unwrap_or_default())?;
+        Ok(match location {
             ModelLocation::Named { name, .. } => name.into(),
-            ModelLocation::Path(path) => path.clone(),
+            ModelLocation::Path(path) => path,
             ModelLocation::BuiltIn => ember::NAME.into(),
             ModelLocation::BuiltInBase => ember::BASE.into(),
-        };
-        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let (pictures, folder) = (absolute(pictures), absolute(folder));
-        let mut args: Vec<OsString> = vec!["kiln".into(), "train".into(), pictures.into()];
-        let mut add = |option: &str, value: OsString| {
-            let mut text = OsString::from(format!("--{option}="));
-            text.push(value);
-            args.push(text);
-        };
-        add("model", model_name.into());
-        add("output", folder.join(LORA).into());
-        add("cache-dir", folder.join(CACHE).into());
-        for (option, value) in values(order, is_small(&model)) {
-            add(option, value.into());
-        }
-        let flags = [
-            ("--flip", order.flip),
-            ("--no-captions", order.no_captions),
-            ("--skip-bad", order.skip_bad),
-            ("--resume", resume),
-            ("--overwrite", !resume),
-        ];
-        args.extend(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.into()));
-        let parsed = Cli::try_parse_from(args).map_err(|error| {
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-            JobError::request("invalid_value", line.to_owned())
-        })?;
-        let Command::Train(args) = parsed.command else {
-            return Err(JobError::server("training_failed", "not a training"));
-        };
-        Ok(TrainArgs { machine: self.machine.clone(), ..*args })
+        })
     }
 
+    /// The training of a client's request, with paths instead of names.
     fn prepare(
         &self,
         task: TrainingTask<'_>,
         resume: bool,
         failed: fn(CliError) -> JobError,
     ) -> Result<PreparedTraining, JobError> {
-        let args = self.arguments(task, resume)?;
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let path = |name: &Option<PathBuf>| name.as_deref().map(|name| self.path(name)).transpose();
+        let folder = absolute(task.folder);
+        let request = TrainRequest {
+            data: absolute(task.pictures),
+            model: path(&task.request.model)?,
+            sample_model: path(&task.request.sample_model)?,
+            output: folder.join(LORA),
+            cache_dir: Some(folder.join(CACHE)),
+            resume,
+            overwrite: !resume,
+            ..task.request.clone()
+        };
         let prepare = || {
-            let machine = Settings { text_cache: cache::texts()?, ..args.machine.settings()? };
-            let folders = models::folders();
-            Ok(PreparedTraining::new(args.request, folders, &ComponentPaths::default(), machine)?)
+            let machine = Settings { text_cache: cache::texts()?, ..self.machine.settings()? };
+            Ok(PreparedTraining::new(request, models::folders(), &ComponentPaths::default(), machine)?)
         };
         prepare().map_err(failed)
     }
-}
 
-/// The values of an order as options.
-fn values(order: &TrainingOrder, is_small: bool) -> Vec<(&'static str, String)> {
-    let join = |numbers: Vec<String>| (!numbers.is_empty()).then(|| numbers.join(","));
-    let mut sigmas = join(order.sigmas.iter().map(f32::to_string).collect());
-    if is_small {
-        sigmas.get_or_insert(SMALL_MODEL_SIGMAS.into());
+    /// A model to train on, with its presets.
+    fn trainable(&self, name: &str, is_base: bool) -> Option<TrainableModel> {
+        let (_, model) = self.open(name).ok()?;
+        if is_base && check_variant(&model).is_err() {
+            return None;
+        }
+        let distilled = distilled_name(Path::new(name)).and_then(|name| name.to_str().map(str::to_owned));
+        let use_with = distilled.filter(|name| self.models.models().iter().any(|model| model.name == *name));
+        let presets = Preset::ALL.iter().map(|preset| preset.request(&model)).collect();
+        Some(TrainableModel { name: name.to_owned(), use_with, presets })
     }
-    let cosine = order.cosine.unwrap_or(is_small).then(|| "cosine".to_owned());
-    let number = |number: Option<u64>| number.map(|number| number.to_string());
-    let values = [
-        ("trigger", order.trigger.clone()),
-        ("steps", number(order.steps)),
-        ("rank", order.rank.map(|rank| rank.to_string())),
-        ("targets", order.targets.clone()),
-        ("resolution", join(order.resolution.iter().map(u32::to_string).collect())),
-        ("lr", order.learning_rate.map(|rate| rate.to_string())),
-        ("schedule", cosine),
-        ("optimizer", order.optimizer.clone()),
-        ("sigmas", sigmas),
-        ("batch", order.batch.map(|batch| batch.to_string())),
-        ("seed", number(order.seed)),
-        ("save-every", number(order.save_every)),
-        ("sample-every", number(order.sample_every.filter(|every| *every > 0))),
-    ];
-    let prompts = order.sample_prompts.iter().map(|prompt| ("sample-prompt", prompt.clone()));
-    values.into_iter().filter_map(|(option, value)| Some((option, value?))).chain(prompts).collect()
-}
-
-/// Whether a model was trained for small images, such as Ember.
-fn is_small(model: &Model) -> bool {
-    model.trained_sides().is_some()
-}
-
-/// The settings of docs/training.md.
-fn presets(model: &Model) -> Vec<PresetSettings> {
-    let small = is_small(model);
-    let settings = |preset, targets: &str, rank, steps, resolution: &[u32]| PresetSettings {
-        preset,
-        steps: if small { 200 } else { steps },
-        rank,
-        targets: targets.into(),
-        resolution: if small { vec![model.default_size as u32] } else { resolution.to_vec() },
-        learning_rate: if small { 2e-3 } else { 1e-4 },
-    };
-    vec![
-        settings(Preset::Style, "style", 16, 1500, &[768]),
-        settings(Preset::Subject, "full", 32, 1500, &[512, 768]),
-        settings(Preset::Full, "full", 16, 1000, &[768]),
-    ]
 }
 
 impl Trainer for ServerTrainer {
@@ -187,19 +124,18 @@ impl Trainer for ServerTrainer {
         if ember::is_built_in(ember::BASE) && !names.contains(&ember::BASE) {
             names.push(ember::BASE);
         }
-        let trainable = |name: &&str| {
-            let (_, model) = self.open(name).ok().filter(|(_, model)| check_variant(model).is_ok())?;
-            let distilled = distilled_name(Path::new(name)).and_then(|name| name.to_str().map(str::to_owned));
-            let use_with = distilled.filter(|name| listed.iter().any(|model| model.name == *name));
-            Some(TrainableModel { name: (*name).to_owned(), use_with, presets: presets(&model) })
-        };
-        let mut models: Vec<TrainableModel> = names.iter().filter_map(trainable).collect();
+        let mut models: Vec<TrainableModel> =
+            names.iter().filter_map(|name| self.trainable(name, true)).collect();
         // First the one that belongs to the default model.
         let default = listed.iter().find(|model| model.default).map(|model| model.name.as_str());
         models.sort_by_key(|model| {
             Some(model.name.as_str()) != default && model.use_with.as_deref() != default
         });
         models
+    }
+
+    fn distilled_model(&self, name: &str) -> Option<TrainableModel> {
+        self.trainable(name, false)
     }
 
     fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError> {
@@ -231,7 +167,7 @@ impl Trainer for ServerTrainer {
         let mut watcher = ServerWatcher { progress, turn, releases_memory };
         let outcome = training.run(&mut watcher);
         if let Err(kiln_train::Error::Diverged { what, .. }) = &outcome {
-            // Resuming keeps the order's learning rate.
+            // Resuming keeps the learning rate.
             let what = format!("{what}; start another training with a lower learning rate (a third)");
             return Err(JobError::server("training_failed", what));
         }
@@ -245,7 +181,7 @@ impl Trainer for ServerTrainer {
             Err(error) => return Err(job_error(error)),
         }
         drop(watcher);
-        let published = publish::publish(&output, &self.loras, &task.order.name);
+        let published = publish::publish(&output, &self.loras, &task.request.output.to_string_lossy());
         published.map(TrainingEnd::Done).map_err(|error| {
             tracing::error!(%error, "a LoRA can't be stored in `{}`", self.loras.display());
             JobError::server("storage", format!("the LoRA can't be stored: {error}"))
