@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::attempts::Attempts;
 use crate::generator::JobError;
 use crate::health::Health;
+use crate::job::JobEnd;
 use crate::jobs::{Slot, stopping_error};
 use crate::live::LiveJob;
 use crate::roles::{Attempting, Keeping, Shutdown, SubmitError, Submitting};
 use crate::sessions::Session;
 use crate::store::{
-    Claim, FileKind, Files, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, Marks, PlotRow,
-    Store, StoreError,
+    Claim, FileKind, Files, GalleryLimits, ImageRow, InputFiles, Marks, PlotRow, Store, StoreError,
 };
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -35,15 +35,9 @@ impl Shutdown for Alone {
 }
 
 impl Submitting for Alone {
-    fn submit(
-        &self,
-        live: &Arc<LiveJob>,
-        place: Slot,
-        key: Option<&IdempotencyKey>,
-        webhook: Option<&str>,
-    ) -> std::result::Result<(), SubmitError> {
+    fn submit(&self, live: &Arc<LiveJob>, place: Slot) -> std::result::Result<(), SubmitError> {
         // Not under the queue's lock: the generating thread takes it too and must not wait for the disk.
-        let inserted = self.0.store.insert(&live.row(), key, webhook);
+        let inserted = self.0.store.insert(live);
         drop(place);
         if let Some(earlier) = inserted.map_err(SubmitError::Store)? {
             return Err(SubmitError::Repeated(earlier));

@@ -13,9 +13,10 @@ use kiln_image::RgbImage;
 
 use crate::attempts::Attempts;
 use crate::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
+use crate::job::{JobEnd, JobState};
 use crate::jobs::stopping_error;
 use crate::live::{LiveJob, Preview, SavedImage};
-use crate::store::{FileKind, ImageRow, JobEnd, JobState, now};
+use crate::store::{FileKind, ImageRow, now};
 use crate::traces::{Span, SpanKind, TraceContext};
 
 /// Fraction of the work that must be done before the time left is estimated; earlier estimates are noise.

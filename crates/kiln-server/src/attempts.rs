@@ -4,10 +4,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::generator::{ErrorKind, JobError};
+use crate::job::{JobEnd, JobState};
 use crate::jobs::{Jobs, stopping_error};
 use crate::live::LiveJob;
 use crate::roles::{Attempting, Shutdown};
-use crate::store::{JobEnd, JobState, now};
+use crate::store::now;
 
 /// How long to wait before another try to record an end.
 const RETRY: Duration = Duration::from_millis(500);

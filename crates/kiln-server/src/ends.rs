@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use kiln_base::lock;
 
-use crate::store::JobEnd;
+use crate::job::JobEnd;
 
 /// Ends that are not in the database yet, by job.
 #[derive(Default)]

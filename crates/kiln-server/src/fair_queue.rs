@@ -7,7 +7,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
+use std::sync::Arc;
 
+use crate::job::Job;
 use crate::priority::Priority;
 
 /// How far ahead of the others a client may be, in jobs of its own size, for its job to be preferred.
@@ -19,29 +22,26 @@ const MAX_PREFERRED: u32 = 8;
 const MAX_TURNS: usize = 256;
 
 /// A waiting job.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct QueuedJob {
-    pub(crate) id: String,
-    pub(crate) client: String,
-    pub(crate) priority: Priority,
-    /// Equal for jobs that need the same model, LoRAs and size.
-    pub(crate) group_key: String,
-    /// Equal for jobs that fit into one batch; `None` for a job that must run alone.
-    pub(crate) batch_key: Option<String>,
-    pub(crate) images: u32,
-    /// Estimated work, in any unit.
-    pub(crate) cost: f64,
+#[derive(Clone, Debug)]
+struct Waiting {
+    job: Arc<Job>,
     /// Its client chose its place: no later job of the client is preferred to it.
-    pub(crate) ordered: bool,
-    /// Where [`FairQueue::insert`] puts it: before jobs with a higher number.
-    pub(crate) place: u64,
+    ordered: bool,
+}
+
+impl Deref for Waiting {
+    type Target = Job;
+
+    fn deref(&self) -> &Job {
+        &self.job
+    }
 }
 
 /// The waiting jobs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FairQueue {
     /// Oldest first.
-    jobs: Vec<QueuedJob>,
+    jobs: Vec<Waiting>,
     /// The ids of all jobs: most that are looked for are not here, or last.
     ids: HashSet<String>,
     /// Number of jobs of each client.
@@ -60,26 +60,27 @@ impl FairQueue {
         self.jobs.len()
     }
 
-    pub(crate) fn push(&mut self, job: QueuedJob) {
+    pub(crate) fn push(&mut self, job: Arc<Job>) {
         self.add(self.jobs.len(), job);
     }
 
     /// Adds a job at its place.
-    pub(crate) fn insert(&mut self, job: QueuedJob) {
-        let later = self.jobs.iter().rposition(|other| other.place <= job.place);
+    pub(crate) fn insert(&mut self, job: Arc<Job>) {
+        let later = self.jobs.iter().rposition(|other| other.place() <= job.place());
         self.add(later.map_or(0, |before| before + 1), job);
     }
 
-    fn add(&mut self, index: usize, job: QueuedJob) {
+    fn add(&mut self, index: usize, job: Arc<Job>) {
         self.give_share(&job);
         self.ids.insert(job.id.clone());
         *self.clients.entry(job.client.clone()).or_default() += 1;
         self.priorities[job.priority as usize] += 1;
-        self.jobs.insert(index, job);
+        let ordered = job.fleet.rank.is_some();
+        self.jobs.insert(index, Waiting { job, ordered });
     }
 
-    fn remove_at(&mut self, index: usize) -> QueuedJob {
-        let job = self.jobs.remove(index);
+    fn remove_at(&mut self, index: usize) -> Arc<Job> {
+        let job = self.jobs.remove(index).job;
         self.ids.remove(&job.id);
         self.priorities[job.priority as usize] -= 1;
         if let Some(count) = self.clients.get_mut(&job.client) {
@@ -96,7 +97,7 @@ impl FairQueue {
         if self.ids.contains(id) { self.jobs.iter().rposition(|job| job.id == id) } else { None }
     }
 
-    fn give_share(&mut self, job: &QueuedJob) {
+    fn give_share(&mut self, job: &Job) {
         // A client that returns after a pause gets no credit for it.
         if !self.clients.contains_key(&job.client) {
             let least = self.clients.keys().map(|client| self.spent(client)).fold(f64::INFINITY, f64::min);
@@ -117,11 +118,11 @@ impl FairQueue {
         let places: Vec<usize> = (0..self.jobs.len())
             .filter(|i| self.jobs[*i].client == client && order.contains(&self.jobs[*i].id))
             .collect();
-        let mut moved: Vec<QueuedJob> = places.iter().map(|i| self.jobs[*i].clone()).collect();
+        let mut moved: Vec<Waiting> = places.iter().map(|i| self.jobs[*i].clone()).collect();
         moved.sort_by_key(|job| order.iter().position(|id| *id == job.id));
         let ids = moved.iter().map(|job| job.id.clone()).collect();
         for (place, job) in places.into_iter().zip(moved) {
-            self.jobs[place] = QueuedJob { ordered: true, ..job };
+            self.jobs[place] = Waiting { ordered: true, ..job };
         }
         ids
     }
@@ -129,7 +130,7 @@ impl FairQueue {
     /// Orders queues by how urgent their jobs are: by the highest priority, then by the place of the first job.
     pub(crate) fn urgency(&self) -> Option<(Reverse<Priority>, u64)> {
         let highest = Priority::ALL.into_iter().rfind(|priority| self.priorities[*priority as usize] > 0)?;
-        self.jobs.first().map(|job| (Reverse(highest), job.place))
+        self.jobs.first().map(|job| (Reverse(highest), job.place()))
     }
 
     /// The ids of all jobs in their order.
@@ -160,36 +161,39 @@ impl FairQueue {
     }
 
     /// The jobs in the order in which they are taken if no other comes.
-    fn turns(&self) -> impl Iterator<Item = QueuedJob> {
+    fn turns(&self) -> impl Iterator<Item = Arc<Job>> {
         // A long queue is not copied whole: what is far behind takes no turn before long.
-        let mut jobs: Vec<&QueuedJob> = self.jobs.iter().collect();
+        let mut jobs: Vec<&Waiting> = self.jobs.iter().collect();
         jobs.sort_by_key(|job| Reverse(job.priority));
         jobs.truncate(2 * MAX_TURNS);
         let mut queue = FairQueue::default();
-        jobs.into_iter().for_each(|job| queue.push(job.clone()));
+        for Waiting { job, ordered } in jobs {
+            queue.push(Arc::clone(job));
+            queue.jobs.last_mut().into_iter().for_each(|last| last.ordered = *ordered);
+        }
         queue.spent.clone_from(&self.spent);
         (queue.last_group, queue.preferred) = (self.last_group.clone(), self.preferred);
         std::iter::from_fn(move || queue.take())
     }
 
     /// Takes the next job.
-    pub(crate) fn take(&mut self) -> Option<QueuedJob> {
+    pub(crate) fn take(&mut self) -> Option<Arc<Job>> {
         let (index, fair) = self.next(&|_| true)?;
         self.preferred = if index == fair { 0 } else { self.preferred + 1 };
         Some(self.take_at(index))
     }
 
     /// The id of the next job among those that `may_run` accepts.
-    pub(crate) fn choose(&self, may_run: impl Fn(&QueuedJob) -> bool) -> Option<&str> {
+    pub(crate) fn choose(&self, may_run: impl Fn(&Job) -> bool) -> Option<&str> {
         self.next(&may_run).map(|(index, _)| self.jobs[index].id.as_str())
     }
 
     /// Takes the job with this id, for this process if `own`, else for another.
-    pub(crate) fn take_id(&mut self, id: &str, own: bool) -> Option<QueuedJob> {
+    pub(crate) fn take_id(&mut self, id: &str, own: bool) -> Option<Arc<Job>> {
         let index = self.index(id)?;
         let last_group = self.last_group.clone();
         if own {
-            let is_loaded = last_group.as_ref() == Some(&self.jobs[index].group_key);
+            let is_loaded = last_group.as_deref() == Some(self.jobs[index].group_key());
             self.preferred = if is_loaded { self.preferred + 1 } else { 0 };
         }
         let job = self.take_at(index);
@@ -200,11 +204,11 @@ impl FairQueue {
     }
 
     /// The next job that `may_run` accepts, and the one whose turn it is by fairness alone.
-    fn next(&self, may_run: &dyn Fn(&QueuedJob) -> bool) -> Option<(usize, usize)> {
+    fn next(&self, may_run: &dyn Fn(&Job) -> bool) -> Option<(usize, usize)> {
         let fair = self.fairest(may_run)?;
         let (least, priority) = (self.spent(&self.jobs[fair].client), self.jobs[fair].priority);
-        let may_go_first = |(index, job): (usize, &QueuedJob)| {
-            let is_loaded = Some(&job.group_key) == self.last_group.as_ref();
+        let may_go_first = |(index, job): (usize, &Waiting)| {
+            let is_loaded = Some(job.group_key()) == self.last_group.as_deref();
             is_loaded
                 && job.priority == priority
                 && self.is_near(job, least)
@@ -217,13 +221,11 @@ impl FairQueue {
 
     /// Takes a job with this batch key and at most `max_images` images: the next job by fairness if it fits, else one
     /// that may be preferred.
-    pub(crate) fn take_batchable(&mut self, batch_key: &str, max_images: u32) -> Option<QueuedJob> {
+    pub(crate) fn take_batchable(&mut self, batch_key: &str, max_images: u32) -> Option<Arc<Job>> {
         let fair = self.fairest(&|_| true)?;
         let (least, priority) = (self.spent(&self.jobs[fair].client), self.jobs[fair].priority);
-        let fits = |job: &QueuedJob| {
-            job.batch_key.as_deref() == Some(batch_key)
-                && job.images <= max_images
-                && job.priority == priority
+        let fits = |job: &Job| {
+            job.batch_key() == Some(batch_key) && job.images() <= max_images && job.priority == priority
         };
         if fits(&self.jobs[fair]) {
             return Some(self.take_at(fair));
@@ -235,10 +237,10 @@ impl FairQueue {
     }
 
     /// Removes a job and counts its work for its client.
-    fn take_at(&mut self, index: usize) -> QueuedJob {
+    fn take_at(&mut self, index: usize) -> Arc<Job> {
         let job = self.remove_at(index);
         *self.spent.entry(job.client.clone()).or_insert(0.0) += job.cost;
-        self.last_group = Some(job.group_key.clone());
+        self.last_group = Some(job.group_key().to_owned());
         if self.jobs.is_empty() {
             self.spent.clear();
         }
@@ -251,12 +253,12 @@ impl FairQueue {
     }
 
     /// Whether a job's client is close enough to the one with the least work for the job to be preferred.
-    fn is_near(&self, job: &QueuedJob, least: f64) -> bool {
+    fn is_near(&self, job: &Job, least: f64) -> bool {
         self.spent(&job.client) - least <= MAX_LEAD * job.cost
     }
 
     /// The oldest job of the client with the least work, among those of the highest priority that `may_run` accepts.
-    fn fairest(&self, may_run: &dyn Fn(&QueuedJob) -> bool) -> Option<usize> {
+    fn fairest(&self, may_run: &dyn Fn(&Job) -> bool) -> Option<usize> {
         let mut best: Option<(Priority, f64, usize)> = None;
         for (index, job) in self.jobs.iter().enumerate().filter(|(_, job)| may_run(job)) {
             let spent = self.spent(&job.client);
@@ -276,24 +278,33 @@ impl FairQueue {
 
 #[cfg(test)]
 mod tests {
+    use kiln_engine::Request;
+
     use super::*;
 
-    fn job(id: &str, client: &str, group: &str) -> QueuedJob {
-        QueuedJob {
-            id: id.into(),
-            client: client.into(),
-            priority: Priority::Normal,
-            group_key: group.into(),
-            batch_key: Some(group.into()),
-            images: 1,
-            cost: 1.0,
-            ordered: false,
-            place: u64::MAX,
-        }
+    /// A job of one image; jobs of a group can share a batch.
+    fn job(id: &str, client: &str, group: &str) -> Arc<Job> {
+        job_with(id, client, group, 1, Priority::Normal)
+    }
+
+    fn job_with(id: &str, client: &str, group: &str, images: u32, priority: Priority) -> Arc<Job> {
+        let request = Request {
+            prompts: vec!["a".into()],
+            model: Some(group.into()),
+            n: Some(images),
+            ..Request::default()
+        };
+        let (id, client) = (id.into(), client.into());
+        Arc::new(Job { id, client, request, priority, cost: 1.0, ..Job::default() })
+    }
+
+    /// The batch key of a group's jobs.
+    fn batch(group: &str) -> String {
+        job("", "", group).batch_key().unwrap().to_owned()
     }
 
     fn take_all(queue: &mut FairQueue) -> String {
-        std::iter::from_fn(|| queue.take()).map(|job| job.id).collect::<Vec<_>>().join(" ")
+        std::iter::from_fn(|| queue.take()).map(|job| job.id.clone()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -311,7 +322,7 @@ mod tests {
     #[test]
     fn a_higher_priority_goes_first_and_is_fair_within_itself() {
         let mut queue = FairQueue::default();
-        let with = |priority, id: &str, client: &str| QueuedJob { priority, ..job(id, client, "x") };
+        let with = |priority, id: &str, client: &str| job_with(id, client, "x", 1, priority);
         queue.push(with(Priority::Low, "l", "a"));
         queue.push(with(Priority::Normal, "n1", "a"));
         queue.push(with(Priority::Normal, "n2", "a"));
@@ -321,7 +332,7 @@ mod tests {
         assert_eq!(positions, [4, 1, 2, 3, 0]);
         // A batch of the highest priority is not filled up with others.
         assert_eq!(queue.take().unwrap().id, "h");
-        assert_eq!(queue.take_batchable("x", 1).unwrap().priority, Priority::Normal);
+        assert_eq!(queue.take_batchable(&batch("x"), 1).unwrap().priority, Priority::Normal);
         assert_eq!(take_all(&mut queue), "n2 n3 l");
     }
 
@@ -378,16 +389,16 @@ mod tests {
     fn batchable_jobs_have_the_key_fit_the_batch_and_are_not_far_ahead() {
         let mut queue = FairQueue::default();
         queue.push(job("a1", "a", "x"));
-        queue.push(QueuedJob { batch_key: None, ..job("alone", "c", "x") });
-        queue.push(QueuedJob { images: 4, ..job("four", "d", "x") });
+        queue.push(Arc::new(Job { run_alone: true, ..Job::clone(&job("alone", "c", "x")) }));
+        queue.push(job_with("four", "d", "x", 4, Priority::Normal));
         queue.push(job("other", "b", "y"));
         queue.push(job("a2", "a", "x"));
         queue.push(job("e", "e", "x"));
         assert_eq!(queue.take().unwrap().id, "a1");
-        assert_eq!(queue.take_batchable("x", 3).unwrap().id, "a2");
+        assert_eq!(queue.take_batchable(&batch("x"), 3).unwrap().id, "a2");
         queue.spent.insert("e".into(), 50.0);
-        assert_eq!(queue.take_batchable("x", 3), None);
-        assert_eq!(queue.take_batchable("x", 4).unwrap().id, "four");
+        assert!(queue.take_batchable(&batch("x"), 3).is_none());
+        assert_eq!(queue.take_batchable(&batch("x"), 4).unwrap().id, "four");
         assert_eq!(queue.len(), 3);
     }
 
@@ -403,7 +414,7 @@ mod tests {
         'all: loop {
             let first = queue.take().unwrap();
             let joining: Vec<_> =
-                std::iter::from_fn(|| queue.take_batchable(&first.group_key, 1)).take(3).collect();
+                std::iter::from_fn(|| queue.take_batchable(first.batch_key().unwrap(), 1)).take(3).collect();
             for job in std::iter::once(first).chain(joining) {
                 if job.id == "other" {
                     break 'all;
@@ -418,7 +429,7 @@ mod tests {
     fn a_position_is_the_turn() {
         let mut queue = FairQueue::default();
         for id in ["a1", "a2", "a3"] {
-            queue.push(QueuedJob { cost: 10.0, ..job(id, "a", id) });
+            queue.push(Arc::new(Job { cost: 10.0, ..Job::clone(&job(id, "a", id)) }));
         }
         queue.push(job("b1", "b", "b1"));
         let positions: Vec<_> = ["a1", "a2", "a3", "b1"].map(|id| queue.position(id).unwrap()).into();

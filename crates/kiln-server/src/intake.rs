@@ -7,13 +7,14 @@ use std::time::Instant;
 use kiln_engine::Request;
 
 use crate::caller::Caller;
+use crate::job::{Api, Job};
 use crate::jobs::{Jobs, Slot};
 use crate::keys::JobRates;
-use crate::live::{Api, LiveJob};
+use crate::live::LiveJob;
 use crate::priority::Priority;
 use crate::random::random_seed;
 use crate::roles::{Keeping, SubmitError, Submitting};
-use crate::store::{IdempotencyKey, StoreError};
+use crate::store::{IdempotencyKey, StoreError, now};
 use crate::traces::{Span, SpanKind, TraceContext};
 
 /// The jobs, and where those of clients go. Clones share the same state.
@@ -80,14 +81,23 @@ impl Intake {
         request.output_format.get_or_insert_default();
         request.png.get_or_insert_default();
         let id = self.submitting.new_id(key.as_ref());
-        let mut live = LiveJob::new(id, caller.client.clone(), request, api, attached);
-        (live.cost, live.priority) = (self.cost(&live.request), priority);
-        live.trace =
-            self.tracer.is_on().then(|| caller.trace.map_or_else(TraceContext::new, TraceContext::child));
-        live.fingerprint = key.as_ref().map(|key| key.fingerprint.clone());
-        let live = Arc::new(live);
+        let new_trace = || caller.trace.map_or_else(TraceContext::new, TraceContext::child);
+        let live = Arc::new(LiveJob::new(Arc::new(Job {
+            id,
+            client: caller.client.clone(),
+            attached,
+            api,
+            cost: self.cost(&request),
+            request,
+            priority,
+            created: now(),
+            key: key.map(|key| (key.key, key.fingerprint)),
+            webhook,
+            trace: self.tracer.is_on().then(new_trace),
+            ..Job::default()
+        })));
         let place = self.reserve_slot(&caller)?;
-        self.submitting.submit(&live, place, key.as_ref(), webhook.as_deref())?;
+        self.submitting.submit(&live, place)?;
         self.trace_submission(&live, caller.trace, started);
         // Inside the request's span: the log links the request's id with the job's.
         tracing::info!(job = live.id, client = live.client, "job queued");

@@ -17,11 +17,12 @@ use crate::decoded_cache::DecodedCache;
 use crate::ends::UnrecordedEnds;
 use crate::generator::{Catalogue, JobError, LoadedModel, name};
 use crate::health::Health;
+use crate::job::Job;
 use crate::limits::Limits;
 use crate::live::LiveJob;
 use crate::metrics::{Metrics, ServerStats};
 use crate::queue::Queue;
-use crate::store::{Files, GalleryLimits, JobRow, Store, StoreError};
+use crate::store::{Files, GalleryLimits, Store, StoreError};
 use crate::traces::{TraceConfig, Tracer};
 
 /// The part of a server's configuration that is about jobs.
@@ -185,14 +186,14 @@ impl Jobs {
     }
 
     /// The job with this id, as the database will have it.
-    pub(crate) fn stored_job(&self, id: &str) -> Result<Option<JobRow>, StoreError> {
+    pub(crate) fn stored_job(&self, id: &str) -> Result<Option<Job>, StoreError> {
         // Before the row is read: an end that is recorded in between is in the row.
         let end = self.unrecorded.get(id);
         Ok(self.store.job(id)?.map(|row| row.with_end(end)))
     }
 
     /// The latest jobs of one client or of all, newest first, as the database will have them.
-    pub(crate) fn stored_jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<JobRow>, StoreError> {
+    pub(crate) fn stored_jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<Job>, StoreError> {
         let mut ends = self.unrecorded.all();
         let rows = self.store.jobs(limit, client)?.into_iter();
         Ok(rows

@@ -45,6 +45,7 @@ mod generator;
 mod health;
 mod input_images;
 mod intake;
+mod job;
 mod jobs;
 mod keys;
 mod limits;

@@ -1,20 +1,19 @@
 //! A queued or running job, and the snapshots that its watchers see.
 //! A watcher sees the latest snapshot; a slow one misses those in between, and nothing piles up.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kiln_engine::{Phase, Progress, Request};
+use kiln_engine::{Phase, Progress};
 use kiln_image::RgbImage;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::generator::JobError;
-use crate::priority::Priority;
-use crate::store::{ImageRow, JobRow, JobState, now};
-use crate::traces::TraceContext;
+use crate::job::{Job, JobState};
+use crate::store::{ImageRow, now};
 
 /// A saved image: its database row and the bytes of its file.
 #[derive(Debug)]
@@ -44,34 +43,10 @@ pub(crate) struct JobSnapshot {
     pub(crate) error: Option<JobError>,
 }
 
-/// The API a job was submitted through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Api {
-    Jobs,
-    OpenAi,
-    A1111,
-}
-
-/// A job that has not ended.
+/// A job that has not ended: with what its watchers see, and what they ask for.
 pub(crate) struct LiveJob {
-    pub(crate) id: String,
-    pub(crate) client: String,
-    pub(crate) request: Request,
-    pub(crate) api: Api,
-    /// A client waits for it on an open connection.
-    pub(crate) attached: bool,
-    /// The process died while this job was running: run it alone, so that it can't take another job down with it.
-    pub(crate) run_alone: bool,
-    /// The hash of its request, if it has an idempotency key.
-    pub(crate) fingerprint: Option<String>,
-    /// Estimated work.
-    pub(crate) cost: f64,
-    pub(crate) priority: Priority,
-    /// Its submission in its trace.
-    pub(crate) trace: Option<TraceContext>,
+    pub(crate) job: Arc<Job>,
     pub(crate) submitted: Instant,
-    pub(crate) created: i64,
     /// Set once it is planned: its decoded input images can be dropped.
     planned: AtomicBool,
     cancelled: AtomicBool,
@@ -93,21 +68,19 @@ pub(crate) enum WatchRequest {
     StopAtPreview,
 }
 
+impl Deref for LiveJob {
+    type Target = Job;
+
+    fn deref(&self) -> &Job {
+        &self.job
+    }
+}
+
 impl LiveJob {
-    pub(crate) fn new(id: String, client: String, request: Request, api: Api, attached: bool) -> LiveJob {
+    pub(crate) fn new(job: Arc<Job>) -> LiveJob {
         LiveJob {
-            id,
-            client,
-            request,
-            api,
-            attached,
-            run_alone: false,
-            fingerprint: None,
-            cost: 0.0,
-            priority: Priority::default(),
-            trace: None,
+            job,
             submitted: Instant::now(),
-            created: now(),
             planned: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
@@ -116,25 +89,6 @@ impl LiveJob {
             last_preview_poll: AtomicI64::new(0),
             snapshot: watch::Sender::new(JobSnapshot::default()),
             remote: OnceLock::new(),
-        }
-    }
-
-    /// It as a new row of the database.
-    pub(crate) fn row(&self) -> JobRow {
-        JobRow {
-            id: self.id.clone(),
-            client: self.client.clone(),
-            attached: self.attached,
-            priority: self.priority,
-            request: self.request.clone(),
-            unreadable: None,
-            state: JobState::Queued,
-            attempts: 0,
-            created: self.created,
-            started: None,
-            finished: None,
-            error: None,
-            notes: Vec::new(),
         }
     }
 

@@ -10,7 +10,7 @@ use kiln_base::lock;
 use kiln_engine::{Phase, StepCounts};
 
 use crate::generator::LoadedModel;
-use crate::store::JobState;
+use crate::job::JobState;
 
 /// Upper bounds of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];

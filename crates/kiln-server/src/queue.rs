@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::fair_queue::{FairQueue, QueuedJob};
+use crate::fair_queue::FairQueue;
+use crate::job::JobState;
 use crate::live::LiveJob;
-use crate::store::JobState;
 
 #[derive(Default)]
 pub(crate) struct Queue {
@@ -31,8 +31,8 @@ impl Queue {
         self.waiting.len() + self.inserting.len() + self.planned().count()
     }
 
-    pub(crate) fn push(&mut self, job: QueuedJob, live: Arc<LiveJob>) {
-        self.waiting.push(job);
+    pub(crate) fn push(&mut self, live: Arc<LiveJob>) {
+        self.waiting.push(Arc::clone(&live.job));
         self.live.insert(live);
     }
 
@@ -41,7 +41,7 @@ impl Queue {
         let mut jobs = Vec::new();
         while room > 0 {
             let Some(job) = self.waiting.take_batchable(batch_key, room) else { break };
-            room -= job.images.min(room);
+            room -= job.images().min(room);
             jobs.extend(self.live.get(&job.id).cloned());
         }
         self.active.extend(jobs.iter().cloned());

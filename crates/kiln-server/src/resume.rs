@@ -1,9 +1,12 @@
 //! Unfinished jobs of an earlier process: resumed, or failed if that is not possible.
 
+use std::sync::Arc;
+
 use crate::attempts::Attempts;
 use crate::generator::JobError;
-use crate::live::{Api, LiveJob};
-use crate::store::{JobEnd, JobRow, JobState, StoreError, now};
+use crate::job::{Job, JobEnd, JobState};
+use crate::live::LiveJob;
+use crate::store::{StoreError, now};
 
 /// A job during which the process died this often fails instead of being retried.
 const MAX_ATTEMPTS: u32 = 2;
@@ -26,18 +29,15 @@ impl Attempts {
             }
             tracing::info!(job = job.id, "job resumed");
             self.store.requeue(&job.id)?;
-            let mut live = LiveJob::new(job.id, job.client, job.request, Api::Jobs, false);
-            live.run_alone = job.attempts > 0;
-            live.cost = self.cost(&live.request);
-            live.priority = job.priority;
-            self.enqueue(live);
+            let (cost, run_alone) = (self.cost(&job.request), job.attempts > 0);
+            self.enqueue(LiveJob::new(Arc::new(Job { cost, run_alone, ..job })));
         }
         self.store.clean_up(self.config.gallery)
     }
 }
 
 /// Why a job that an earlier process left unfinished can't be resumed.
-fn resume_error(job: &JobRow) -> Option<JobError> {
+fn resume_error(job: &Job) -> Option<JobError> {
     let interrupted = |message: &str| Some(JobError::server("interrupted", message));
     if let Some(reason) = &job.unreadable {
         return Some(JobError::server(

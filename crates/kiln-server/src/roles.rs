@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use kiln_base::hex;
 
+use crate::job::JobEnd;
 use crate::jobs::Slot;
 use crate::live::LiveJob;
 use crate::random::random_bytes;
 use crate::sessions::Session;
-use crate::store::{Claim, GalleryLimits, IdempotencyKey, ImageRow, JobEnd, Marks, PlotRow, StoreError};
+use crate::store::{Claim, GalleryLimits, IdempotencyKey, ImageRow, Marks, PlotRow, StoreError};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -53,13 +54,7 @@ pub(crate) trait Submitting: Shutdown {
 
     /// Records a job and queues it; once this returns, the job survives a restart. Its place is given back when it counts as
     /// a queued one.
-    fn submit(
-        &self,
-        live: &Arc<LiveJob>,
-        place: Slot,
-        key: Option<&IdempotencyKey>,
-        webhook: Option<&str>,
-    ) -> std::result::Result<(), SubmitError>;
+    fn submit(&self, live: &Arc<LiveJob>, place: Slot) -> std::result::Result<(), SubmitError>;
 
     /// Cancels a job; returns whether there was one to cancel. Waits neither for the disk nor for another process.
     fn cancel(&self, id: &str) -> bool;

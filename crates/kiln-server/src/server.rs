@@ -20,6 +20,7 @@ use crate::keys::ApiKey;
 use crate::live::LiveJob;
 use crate::roles::Shutdown;
 use crate::store::{Store, StoreError};
+use crate::trainer::Trainer;
 use crate::trainings::Trainings;
 use crate::webhooks::Webhooks;
 
@@ -37,7 +38,7 @@ pub struct ServerState {
     pub(crate) body_budget: Arc<BodyBudget>,
     pub(crate) downloads: Arc<Downloads>,
     /// The trainings, if they are allowed.
-    pub(crate) trainings: OnceLock<Trainings>,
+    pub(crate) trainings: OnceLock<Arc<Trainings>>,
     pub(crate) a1111: A1111Options,
     pub(crate) webhooks: Arc<Webhooks>,
 }
@@ -155,6 +156,16 @@ impl Server {
             Some(attempts) => attempts.generate_with_all(generators),
             None => Err(std::io::Error::other("a gateway generates nothing")),
         }
+    }
+
+    /// Allows trainings: reads those of the data folder and starts the thread that runs them. It ends after
+    /// [`Server::close`], once the running training has saved its state.
+    pub fn train_with(&self, trainer: impl Trainer) -> std::io::Result<JoinHandle<()>> {
+        let trainings = Arc::new(Trainings::open(self.jobs(), self.folder().join("trainings"), trainer)?);
+        if self.trainings.set(Arc::clone(&trainings)).is_err() {
+            return Err(std::io::Error::other("trainings are allowed already"));
+        }
+        trainings.start()
     }
 
     /// Stops accepting jobs, and reports so to probes. Queued jobs stay in the database; those whose clients wait on a

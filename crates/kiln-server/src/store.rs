@@ -4,6 +4,7 @@
 //! never duplicates an image.
 //! A job is stored before its id is returned.
 
+mod clean_up;
 mod error;
 mod files;
 mod idempotency;
@@ -35,8 +36,6 @@ pub(crate) use files::{FileKind, Files, INPUT_PREFIX, InputFiles, thumbnail_file
 pub(crate) use idempotency::IdempotencyKey;
 pub use images::{ImageQuery, ImageRow};
 pub(crate) use inputs::Claim;
-pub(crate) use jobs::JobEnd;
-pub use jobs::{JobRow, JobState};
 pub(crate) use marks::Marks;
 pub(crate) use plots::PlotRow;
 pub use retention::GalleryLimits;

@@ -27,13 +27,14 @@ pub(crate) use loras::TrainedLoras;
 pub use runner::TrainingProgress;
 pub(crate) use training::{Training, TrainingSnapshot, TrainingState, thin};
 
-use crate::Server;
-use crate::api::Caller;
+use crate::caller::Caller;
 use crate::generator::JobError;
+use crate::jobs::Jobs;
 use crate::trainer::Trainer;
 
 /// The trainings of a server, and what runs them.
 pub(crate) struct Trainings {
+    jobs: Jobs,
     pub(crate) trainer: Arc<dyn Trainer>,
     pub(crate) loras: TrainedLoras,
     folder: PathBuf,
@@ -66,10 +67,10 @@ impl Trainings {
     }
 
     /// Waits for a queued training; `None` when the server stops.
-    fn next(&self, server: &Server) -> Option<Arc<Training>> {
+    fn next(&self) -> Option<Arc<Training>> {
         let mut all = lock(&self.all);
         loop {
-            if *server.closing.borrow() {
+            if *self.jobs.closing.borrow() {
                 return None;
             }
             let queued = all.iter().find(|training| training.state() == TrainingState::Queued);

@@ -20,7 +20,6 @@ use crate::attempts::Attempts;
 use crate::generator::{Generator, JobError, JobInputs, JobSink, Task};
 use crate::live::LiveJob;
 use crate::queue::GroupEvent;
-use crate::work::image_count;
 
 /// A job that is ready to be generated.
 struct PlannedJob<P> {
@@ -173,7 +172,7 @@ struct Planner<G: Generator> {
 impl<G: Generator> Planner<G> {
     fn run(&self) {
         while let Some(first) = self.attempts.next_job() {
-            if first.run_alone && !self.attempts.wait_until_alone(&first) {
+            if first.runs_alone() && !self.attempts.wait_until_alone(&first) {
                 self.attempts.abandon_unstarted(&first);
                 continue;
             }
@@ -181,7 +180,7 @@ impl<G: Generator> Planner<G> {
             if let Err(unsent) = self.groups.send(group) {
                 unsent.0.iter().for_each(|job| job.attempt.interrupt());
             }
-            if first.run_alone {
+            if first.runs_alone() {
                 self.attempts.wait_until_ended(&first);
             }
             // The generating thread is busy now: time to clean up.
@@ -196,7 +195,7 @@ impl<G: Generator> Planner<G> {
         let mut group = vec![self.plan(first)?];
         // What panics here panics in `generate` as well, and is handled there.
         let capacity = catch_unwind(AssertUnwindSafe(|| self.generators[0].batch_capacity(&group[0].plan)));
-        let mut room = capacity.unwrap_or(1).saturating_sub(image_count(&first.request));
+        let mut room = capacity.unwrap_or(1).saturating_sub(first.images());
         self.attempts.ledger().claim_batch(first, room);
         while !group.is_empty() {
             let members: Vec<&LiveJob> = group.iter().map(|job| &*job.attempt.live).collect();
@@ -204,7 +203,7 @@ impl<G: Generator> Planner<G> {
                 GroupEvent::GeneratorIdle => return Some(group),
                 GroupEvent::Join(jobs) => {
                     for live in jobs {
-                        room = room.saturating_sub(image_count(&live.request));
+                        room = room.saturating_sub(live.images());
                         group.extend(self.plan(&live));
                     }
                 }

@@ -10,7 +10,8 @@ use super::error::ApiError;
 use crate::body_budget::BodyPermit;
 use crate::caller::Caller;
 use crate::intake::{AttachedJob, Intake, NewJob};
-use crate::live::{Api, JobSnapshot};
+use crate::job::Api;
+use crate::live::JobSnapshot;
 
 /// Runs blocking work away from the threads that serve requests.
 pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<ApiError>>(

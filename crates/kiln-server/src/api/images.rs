@@ -7,17 +7,35 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use kiln_engine::Request;
 use kiln_image::Filter;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::body::BodyPermit;
 use super::error::ApiError;
-use super::openai::{Answer, ResponseFormat};
 use super::sse::{EventSource, event, stream_events};
 use super::{Caller, json, submit_attached, wait_until_ended};
 use crate::generator::{JobError, name};
 use crate::intake::{AttachedJob, Intake};
-use crate::live::{Api, JobSnapshot, Preview, PreviewGuard, SavedImage};
-use crate::store::JobState;
+use crate::job::{Api, JobState};
+use crate::live::{JobSnapshot, Preview, PreviewGuard, SavedImage};
+
+/// How to answer a request: what is left of its fields while its job waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    pub(crate) format: Option<ResponseFormat>,
+    pub(crate) stream: bool,
+    pub(crate) partial_images: u32,
+}
+
+/// How images are returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ResponseFormat {
+    /// As base64 in the response.
+    B64Json,
+    /// As a URL on this server.
+    Url,
+}
 
 /// Generated images in OpenAI's format.
 #[derive(Serialize)]

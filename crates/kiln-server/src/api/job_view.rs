@@ -7,10 +7,10 @@ use super::error::ApiError;
 use super::image_view::ImageView;
 use super::run_blocking;
 use crate::caller::Caller;
+use crate::job::{Job, JobState};
 use crate::jobs::Jobs;
 use crate::live::{JobSnapshot, LiveJob};
 use crate::priority::Priority;
-use crate::store::{JobRow, JobState};
 
 /// A job.
 #[derive(Clone, Debug, Serialize)]
@@ -111,21 +111,21 @@ impl JobView {
         }
     }
 
-    pub(super) fn from_row(jobs: &Jobs, row: JobRow) -> Result<JobView, ApiError> {
-        let images = jobs.store.images_of(&row.id)?;
+    pub(super) fn from_stored(jobs: &Jobs, job: Job) -> Result<JobView, ApiError> {
+        let images = jobs.store.images_of(&job.id)?;
         Ok(JobView {
-            status: row.state,
+            status: job.state,
             position: None,
-            priority: row.priority,
+            priority: job.priority,
             progress: None,
-            created: row.created,
-            started: row.started,
-            finished: row.finished,
-            error: row.error.map(|(code, message)| ErrorView { code, message }),
+            created: job.created,
+            started: job.started,
+            finished: job.finished,
+            error: job.error.map(|(code, message)| ErrorView { code, message }),
             pictures: images.into_iter().map(ImageView::from).collect(),
-            notes: row.notes,
-            request: row.request,
-            id: row.id,
+            notes: job.notes,
+            request: job.request,
+            id: job.id,
         })
     }
 
@@ -144,13 +144,13 @@ impl JobView {
             return Ok(JobView::from_live(jobs, &live, &live.snapshot()));
         }
         let row = jobs.stored_job(id)?.filter(|row| visible(&row.client));
-        JobView::from_row(jobs, row.ok_or_else(|| ApiError::not_found("job", id))?)
+        JobView::from_stored(jobs, row.ok_or_else(|| ApiError::not_found("job", id))?)
     }
 
     /// The job as it is stored, which is its end even before the queue has forgotten it.
     pub(crate) fn stored(jobs: &Jobs, id: &str) -> Result<JobView, ApiError> {
         let row = jobs.stored_job(id)?.ok_or_else(|| ApiError::not_found("job", id))?;
-        JobView::from_row(jobs, row)
+        JobView::from_stored(jobs, row)
     }
 
     /// [`JobView::find`] away from the threads that serve requests.

@@ -17,12 +17,12 @@ use super::{Caller, Path, Query, checked_limit, json, run_blocking, with_locatio
 use crate::Server;
 use crate::generator::JobError;
 use crate::intake::{Intake, NewJob};
+use crate::job::{Api, Job, JobState};
 use crate::jobs::Jobs;
-use crate::live::Api;
 use crate::priority::Priority;
 use crate::random::random_seed;
 use crate::roles::SubmitError;
-use crate::store::{IdempotencyKey, JobRow, JobState};
+use crate::store::IdempotencyKey;
 
 /// The parameters of submitting a job.
 #[derive(Deserialize)]
@@ -172,9 +172,9 @@ pub(crate) async fn list(
     let limit = checked_limit(params.limit, 50, 1000)?;
     run_blocking(move || {
         let rows = jobs.stored_jobs(limit, caller.only())?;
-        let view = |row: JobRow| match jobs.live(&row.id) {
+        let view = |job: Job| match jobs.live(&job.id) {
             Some(live) => Ok(JobView::from_live(&jobs, &live, &live.snapshot())),
-            None => JobView::from_row(&jobs, row),
+            None => JobView::from_stored(&jobs, job),
         };
         let data = rows.into_iter().map(view).collect::<Result<_, ApiError>>()?;
         Ok::<_, ApiError>(json(StatusCode::OK, &JobList { data }))

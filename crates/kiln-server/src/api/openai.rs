@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::body::{Json, RequestBody, media_type, parse};
 use super::error::ApiError;
 use super::fields::{Fields, parse_fields, parse_request, single_field};
-use super::images::{Endpoint, respond};
+use super::images::{Answer, Endpoint, ResponseFormat, respond};
 use super::multipart::Form;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
@@ -61,14 +61,6 @@ pub(crate) struct OpenAiFields {
     rest: Fields,
 }
 
-/// How to answer a request: what is left of its fields while its job waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Answer {
-    pub(crate) format: Option<ResponseFormat>,
-    pub(crate) stream: bool,
-    pub(crate) partial_images: u32,
-}
-
 impl OpenAiFields {
     fn answer(&self) -> Answer {
         Answer {
@@ -102,17 +94,6 @@ impl ImagesRequest {
         }
         Ok(ImagesRequest { openai, request })
     }
-}
-
-/// How images are returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum ResponseFormat {
-    /// As base64 in the response.
-    B64Json,
-    /// As a URL on this server.
-    Url,
 }
 
 /// An image.

@@ -18,8 +18,8 @@ use super::fields::{Fields, parse_request};
 use super::job_view::JobView;
 use super::{Caller, Path, json, run_blocking};
 use crate::intake::{Intake, NewJob};
+use crate::job::Api;
 use crate::keys::Quotas;
-use crate::live::Api;
 use crate::random::{random_bytes, random_seed};
 use crate::store::{PlotRow, StoreError, now};
 

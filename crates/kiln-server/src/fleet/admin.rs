@@ -12,9 +12,8 @@ use super::changes::cancel;
 use super::config::FleetConfig;
 use super::error::{FleetError, Result};
 use super::link::Link;
-use super::records::JobRecord;
 use super::replica::{Follower, Replica};
-use crate::store::JobState;
+use crate::job::{Job, JobState};
 
 /// A job as its operator sees it.
 #[derive(Clone, Debug)]
@@ -41,15 +40,15 @@ pub struct FleetJob {
     pub json: String,
 }
 
-impl From<&JobRecord> for FleetJob {
-    fn from(job: &JobRecord) -> FleetJob {
+impl From<&Job> for FleetJob {
+    fn from(job: &Job) -> FleetJob {
         FleetJob {
             id: job.id.clone(),
             client: job.client.clone(),
             state: job.state.name(),
             priority: job.priority.name(),
-            model: job.model.clone(),
-            worker: job.worker.clone(),
+            model: job.fleet.model.clone(),
+            worker: job.fleet.worker.clone(),
             created: job.created,
             attempts: job.attempts,
             error: job.error.clone(),
@@ -110,10 +109,10 @@ impl QueueAdmin {
 
     /// A job, finished or not.
     pub fn job(&self, id: &str) -> Result<Option<FleetJob>> {
-        let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
+        let (link, key) = (Arc::clone(&self.link), Job::record_key(id));
         let entry = self.link.wait(async move { link.entry(&key).await })??;
         Ok(entry.filter(|entry| entry.is_present).and_then(|entry| {
-            let job = serde_json::from_slice::<JobRecord>(&entry.value).ok()?;
+            let job = serde_json::from_slice::<Job>(&entry.value).ok()?;
             Some(FleetJob::from(&job))
         }))
     }
@@ -124,7 +123,7 @@ impl QueueAdmin {
         Ok(letters.iter().map(|(_, job)| FleetJob::from(job)).collect())
     }
 
-    fn dead_letters(&self) -> Result<Vec<(u64, JobRecord)>> {
+    fn dead_letters(&self) -> Result<Vec<(u64, Job)>> {
         let link = Arc::clone(&self.link);
         self.link.wait(async move {
             let failed = |error: &dyn std::fmt::Display| FleetError(format!("reading dead letters: {error}"));
@@ -143,7 +142,7 @@ impl QueueAdmin {
                 while let Some(message) = batch.next().await {
                     let message = message.map_err(|error| failed(&error))?;
                     let sequence = message.info().map_or(0, |info| info.stream_sequence);
-                    letters.push((sequence, serde_json::from_slice::<JobRecord>(&message.payload).ok()));
+                    letters.push((sequence, serde_json::from_slice::<Job>(&message.payload).ok()));
                 }
                 if letters.len() == before {
                     break;
@@ -156,22 +155,22 @@ impl QueueAdmin {
     /// Queues a failed job again, with a new ticket, and deletes its dead letter. Returns false if no job of this id
     /// has failed.
     pub fn retry(&self, id: &str) -> Result<bool> {
-        let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
+        let (link, key) = (Arc::clone(&self.link), Job::record_key(id));
         let retried = self.link.wait(async move {
             let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else {
                 return Ok(false);
             };
-            let Ok(mut job) = serde_json::from_slice::<JobRecord>(&entry.value) else { return Ok(false) };
+            let Ok(mut job) = serde_json::from_slice::<Job>(&entry.value) else { return Ok(false) };
             if job.state != JobState::Failed {
                 return Ok(false);
             }
             job.return_to_queue();
-            (job.kills, job.failures, job.losses) = (0, 0, 0);
-            job.suspects.clear();
-            (job.cancel, job.stop_at_preview) = (false, false);
+            (job.fleet.kills, job.fleet.failures, job.fleet.losses) = (0, 0, 0);
+            job.fleet.suspects.clear();
+            (job.fleet.cancel, job.fleet.stop_at_preview) = (false, false);
             (job.error, job.finished) = (None, None);
-            job.failed_on.clear();
-            job.history.push("retried by the operator".into());
+            job.fleet.failed_on.clear();
+            job.fleet.history.push("retried by the operator".into());
             if link.update(&key, &job, entry.revision).await? == WriteOutcome::Conflict {
                 return Ok(false);
             }

@@ -3,19 +3,19 @@
 use super::bucket::WriteOutcome;
 use super::error::{FleetError, Result};
 use super::link::Link;
-use super::records::JobRecord;
-use crate::store::{JobState, now};
+use crate::job::{Job, JobState};
+use crate::store::now;
 
 /// Changes the record of a job; retries after a conflict. Returns the new revision if it was changed.
 pub(super) async fn change_job(
     link: &Link,
     id: &str,
-    change: impl Fn(&mut JobRecord) -> bool,
+    change: impl Fn(&mut Job) -> bool,
 ) -> Result<Option<u64>> {
-    let key = JobRecord::record_key(id);
+    let key = Job::record_key(id);
     loop {
         let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else { return Ok(None) };
-        let record = serde_json::from_slice::<JobRecord>(&entry.value);
+        let record = serde_json::from_slice::<Job>(&entry.value);
         let mut record = record.map_err(|error| FleetError(format!("the record of job {id}: {error}")))?;
         if !change(&mut record) {
             return Ok(None);
@@ -35,8 +35,8 @@ pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
                 job.error = Some(("cancelled".into(), "cancelled".into()));
                 job.finished = Some(now());
             }
-            JobState::Running if at_preview => job.stop_at_preview = true,
-            JobState::Running => job.cancel = true,
+            JobState::Running if at_preview => job.fleet.stop_at_preview = true,
+            JobState::Running => job.fleet.cancel = true,
             _ => return false,
         }
         true

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use kiln_base::lock;
 
-use super::records::JobRecord;
 use super::tickets::Tickets;
 use crate::attempts::{Attempts, WeakAttempts};
+use crate::job::{Job, JobEnd, JobState};
 use crate::jobs::Jobs;
-use crate::live::{Api, LiveJob};
-use crate::store::{JobEnd, JobState, now};
-use crate::traces::TraceContext;
+use crate::live::LiveJob;
+use crate::store::now;
 
 /// Assumed seconds to load a model that no worker has loaded yet.
 const LOAD_SECONDS: f64 = 8.0;
@@ -151,8 +150,12 @@ impl Claimer {
             return true;
         }
         let state = self.tickets.replica.state();
-        let work: f64 =
-            state.jobs.values().filter(|job| job.record.model == model).map(|job| job.record.cost).sum();
+        let work: f64 = state
+            .jobs
+            .values()
+            .filter(|job| job.record.fleet.model == model)
+            .map(|job| job.record.cost)
+            .sum();
         let speed: f64 = loaded.iter().map(|node| 1.0 / node.speed.unwrap_or(0.25).max(1e-6)).sum();
         let own = self.load_seconds.get(model).copied();
         let theirs = loaded.iter().flat_map(|node| &node.loaded).filter(|loaded| loaded.name == model);
@@ -165,7 +168,7 @@ impl Claimer {
 pub(super) fn enqueue_claimed(
     attempts: &Attempts,
     tickets: &Tickets,
-    job: &JobRecord,
+    job: &Job,
     preview_requests: &PreviewRequests,
 ) {
     if let Err(error) = attempts.config.limits.check(&job.request, attempts.catalogue.as_ref()) {
@@ -185,10 +188,8 @@ pub(super) fn enqueue_claimed(
         };
         return attempts.record_end(end);
     }
-    let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
-    live.run_alone = job.is_suspected();
-    (live.cost, live.priority, live.created) = (job.cost, job.priority, job.created);
-    live.trace = job.trace.as_deref().and_then(TraceContext::parse);
+    // Its client waits at the gateway.
+    let live = LiveJob::new(Arc::new(Job { attached: false, ..job.clone() }));
     if lock(preview_requests).remove(&job.id).is_some_and(|since| since.elapsed() < PREVIEW_REQUEST_AGE) {
         live.poll_preview();
     }
@@ -196,15 +197,15 @@ pub(super) fn enqueue_claimed(
     // Cancellations from before it was queued here.
     let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
     if let (Some(live), Some(record)) = (attempts.live(&job.id), record) {
-        let is_own = record.worker.as_deref() == Some(&tickets.link.id);
+        let is_own = record.fleet.worker.as_deref() == Some(&tickets.link.id);
         apply_cancellation(attempts.jobs(), &live, &record, is_own);
     }
     attempts.wake_all();
 }
 
 /// Cancels a job, or stops it at a preview, if its record says so.
-pub(super) fn apply_cancellation(jobs: &Jobs, live: &LiveJob, job: &JobRecord, is_own: bool) {
-    if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
+pub(super) fn apply_cancellation(jobs: &Jobs, live: &LiveJob, job: &Job, is_own: bool) {
+    if !is_own || job.fleet.cancel || (job.fleet.stop_at_preview && !live.stop_with_preview()) {
         live.cancel();
         jobs.wake_all();
     }

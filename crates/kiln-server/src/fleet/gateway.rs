@@ -13,20 +13,20 @@ use super::catalogue::FleetCatalogue;
 use super::changes::{cancel, change_job};
 use super::config::FleetConfig;
 use super::error::FleetError;
-use super::gateway_records::GatewayHealth;
+use super::gateway_health::GatewayHealth;
 use super::housekeeping::Housekeeper;
 use super::link::Link;
 use super::mirror;
 use super::objects::Objects;
 use super::reconcile::Reconciler;
-use super::records::JobRecord;
 use super::replica::Replica;
 use crate::intake::Intake;
+use crate::job::{FleetPart, Job, JobState};
 use crate::jobs::{Jobs, Slot, stopping_error};
 use crate::live::LiveJob;
 use crate::random::random_bytes;
 use crate::roles::{Shutdown, SubmitError, Submitting};
-use crate::store::{IdempotencyKey, JobState, Store, StoreError};
+use crate::store::{IdempotencyKey, Store, StoreError};
 use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -114,11 +114,7 @@ impl SubmissionClock {
 
 impl Gateway {
     /// Changes the record of a job; retries after a conflict. `change` returns false to leave the record as it is.
-    pub(super) fn change(
-        &self,
-        id: &str,
-        change: impl Fn(&mut JobRecord) -> bool + Send + 'static,
-    ) -> Result<()> {
+    pub(super) fn change(&self, id: &str, change: impl Fn(&mut Job) -> bool + Send + 'static) -> Result<()> {
         let (link, id) = (Arc::clone(&self.link), id.to_owned());
         let revision = self.link.wait(async move { change_job(&link, &id, change).await })??;
         Ok(self.replica.wait_for(revision.unwrap_or(0))?)
@@ -126,23 +122,19 @@ impl Gateway {
 
     /// Writes the record of a new job. If an earlier job has its id, that id is returned, or none if its request was
     /// another one.
-    fn write_job(
-        &self,
-        live: &LiveJob,
-        key: Option<&IdempotencyKey>,
-        webhook: Option<&str>,
-    ) -> Result<Option<Option<String>>> {
-        let mut record = JobRecord::new(&live.row(), live, key, webhook, &self.link.id);
-        (record.model, record.hash) = self.catalogue.model_of(&live.request);
-        if record.model.is_empty() {
+    fn write_job(&self, live: &LiveJob) -> Result<Option<Option<String>>> {
+        let (model, hash) = self.catalogue.model_of(&live.request);
+        if model.is_empty() {
             return Err(StoreError::Queue("no worker has announced a model yet".into()));
         }
-        record.sequence = self.clock.next(&self.link.id);
-        record.submission = hex(random_bytes::<8>());
+        let gateway = self.link.id.clone();
+        let (sequence, submission) = (self.clock.next(&gateway), hex(random_bytes::<8>()));
+        let fleet = FleetPart { model, hash, gateway, sequence, submission, ..FleetPart::default() };
+        let record = Job { fleet, ..Job::clone(live) };
         mirror::connect(live, &self.link);
         let link = Arc::clone(&self.link);
         let submitted = self.link.wait(async move {
-            let name = JobRecord::record_key(&record.id);
+            let name = Job::record_key(&record.id);
             // The job is accepted once its record is there. Only its gateway creates it: whoever finds another one has
             // repeated a request.
             let revision = match link.create(&name, &record).await? {
@@ -150,9 +142,9 @@ impl Gateway {
                 WriteOutcome::Conflict => {
                     let missing = || FleetError("the record disappeared after it was created".into());
                     let entry = link.entry(&name).await?.ok_or_else(missing)?;
-                    let stored = serde_json::from_slice::<JobRecord>(&entry.value);
+                    let stored = serde_json::from_slice::<Job>(&entry.value);
                     let stored = stored.map_err(|error| FleetError(format!("the record {name}: {error}")))?;
-                    if stored.submission != record.submission {
+                    if stored.fleet.submission != record.fleet.submission {
                         return Ok(Err((entry.revision, stored)));
                     }
                     // Its own: the answer was lost, and a worker may have claimed it since.
@@ -161,7 +153,7 @@ impl Gateway {
             };
             let publishing = Arc::clone(&link);
             link.handle().spawn(async move {
-                if let Err(error) = publishing.publish_ticket(&record, &record.submission).await {
+                if let Err(error) = publishing.publish_ticket(&record, &record.fleet.submission).await {
                     tracing::warn!(job = record.id, %error, "no ticket yet: the reconciler publishes it");
                 }
             });
@@ -177,8 +169,7 @@ impl Gateway {
             }
             Err((revision, earlier)) => {
                 self.replica.wait_for(revision)?;
-                let fingerprint = key.map(|key| key.fingerprint.as_str());
-                let same = earlier.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint;
+                let same = earlier.fingerprint() == live.fingerprint();
                 Ok(Some(same.then_some(earlier.id)))
             }
         }
@@ -223,13 +214,7 @@ impl Submitting for Gateway {
         key.map_or_else(|| hex(random_bytes::<12>()), IdempotencyKey::job_id)
     }
 
-    fn submit(
-        &self,
-        live: &Arc<LiveJob>,
-        place: Slot,
-        key: Option<&IdempotencyKey>,
-        webhook: Option<&str>,
-    ) -> std::result::Result<(), SubmitError> {
+    fn submit(&self, live: &Arc<LiveJob>, place: Slot) -> std::result::Result<(), SubmitError> {
         // Before it is submitted: a worker may be done with it before this goes on.
         let earlier = self.jobs.queue().live.insert_new(live);
         if let Some(earlier) = earlier {
@@ -238,10 +223,10 @@ impl Submitting for Gateway {
                 let reason = "an earlier request with this key was not accepted; try again";
                 return Err(SubmitError::Store(StoreError::Queue(reason.into())));
             }
-            let same = earlier.fingerprint == live.fingerprint;
+            let same = earlier.fingerprint() == live.fingerprint();
             return Err(SubmitError::Repeated(same.then(|| live.id.clone())));
         }
-        let written = self.write_job(live, key, webhook);
+        let written = self.write_job(live);
         drop(place);
         let failed = match written {
             Ok(None) => return Ok(()),
@@ -281,7 +266,7 @@ impl Submitting for Gateway {
         places.sort_unstable();
         for (id, place) in ids.iter().zip(places) {
             self.change(id, move |job| {
-                job.rank = Some(place);
+                job.fleet.rank = Some(place);
                 job.state == JobState::Queued
             })?;
         }

@@ -1,4 +1,4 @@
-//! What the clients of a gateway have besides jobs, as records of the queue; and whether the queue can be used.
+//! What the clients of a gateway have besides jobs, as records of the queue.
 
 use std::sync::Arc;
 
@@ -6,13 +6,10 @@ use kiln_base::hex;
 use serde::Serialize;
 
 use super::gateway::Gateway;
-use super::link::Link;
 use super::records::{InputRecord, MarkRecord};
-use super::replica::Replica;
-use crate::health::Health;
 use crate::roles::Keeping;
 use crate::sessions::Session;
-use crate::store::{Claim, FileKind, Files, InputFiles, JobState, Marks, PlotRow, Store, StoreError, now};
+use crate::store::{Claim, FileKind, Files, InputFiles, Marks, PlotRow, StoreError, now};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -94,53 +91,5 @@ impl Keeping for Gateway {
         let hash = InputFiles::hash(name);
         let size = self.files.path(FileKind::Input, hash)?.and_then(|path| path.metadata().ok());
         self.touch_sized(name, client, size.map_or(0, |metadata| metadata.len()))
-    }
-}
-
-/// Whether a gateway's replica and queue can be written.
-pub(super) struct GatewayHealth {
-    link: Arc<Link>,
-    replica: Arc<Replica>,
-    store: Arc<Store>,
-}
-
-impl GatewayHealth {
-    pub(super) fn new(link: &Arc<Link>, replica: &Arc<Replica>, store: &Arc<Store>) -> GatewayHealth {
-        GatewayHealth { link: Arc::clone(link), replica: Arc::clone(replica), store: Arc::clone(store) }
-    }
-}
-
-impl Health for GatewayHealth {
-    fn check(&self) -> Result<()> {
-        self.store.check()?;
-        Ok(self.link.check()?)
-    }
-
-    fn metrics(&self, out: &mut String) {
-        use std::fmt::Write;
-
-        let (in_flight, oldest) = {
-            let state = self.replica.state();
-            let running = state.jobs.values().filter(|job| job.record.state == JobState::Running).count();
-            let queued = state.jobs.values().filter(|job| job.record.state == JobState::Queued);
-            (running, queued.map(|job| job.record.created).min())
-        };
-        let nodes = self.replica.nodes();
-        let workers = nodes.iter().filter(|node| node.worker);
-        let (count, busy) =
-            workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
-        let link = Arc::clone(&self.link);
-        let dead = self.link.wait(async move { link.dead.get_info().await.map(|info| info.state.messages) });
-        let age = oldest.map_or(0.0, |created| (now() - created).max(0) as f64 / 1000.0);
-        let mut gauge = |name: &str, help: &str, value: f64| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-        };
-        gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
-        gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight as f64);
-        gauge("kiln_workers", "Live workers.", f64::from(count));
-        gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
-        if let Ok(Ok(dead)) = dead {
-            gauge("kiln_dead_letters", "Dead letters.", dead as f64);
-        }
     }
 }

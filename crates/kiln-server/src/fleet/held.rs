@@ -10,12 +10,11 @@ use kiln_base::lock;
 use super::bucket::WriteOutcome;
 use super::changes::change_job;
 use super::error::{FleetError, Result};
-use super::records::JobRecord;
 use super::recover::bury;
 use super::replica::KnownJob;
 use super::rules::{self, Finish};
 use super::tickets::{HeldTicket, Release, Tickets};
-use crate::store::{JobEnd, JobState};
+use crate::job::{Job, JobEnd, JobState};
 
 /// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
 const ASIDE_DELAY: Duration = Duration::from_secs(1);
@@ -34,8 +33,8 @@ impl Tickets {
         let recording = async move {
             let own = link.id.clone();
             let changed = change_job(&link, &id, |job| {
-                let changes = rules::is_claimed_by(job, &own, ticket) && !job.began;
-                job.began = true;
+                let changes = rules::is_claimed_by(job, &own, ticket) && !job.fleet.began;
+                job.fleet.began = true;
                 changes
             });
             if let Err(error) = changed.await {
@@ -54,14 +53,14 @@ impl Tickets {
     pub(super) fn change_own(
         &self,
         id: &str,
-        mut change: impl FnMut(&mut JobRecord) -> Result<bool>,
+        mut change: impl FnMut(&mut Job) -> Result<bool>,
     ) -> Result<bool> {
         let Some(held) = lock(&self.held).get(id).cloned() else { return Ok(false) };
         loop {
-            let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
+            let (link, key) = (Arc::clone(&self.link), Job::record_key(id));
             let entry = self.link.wait(async move { link.entry(&key).await })??;
             let Some(entry) = entry.filter(|entry| entry.is_present) else { return Ok(false) };
-            let mut job: JobRecord = serde_json::from_slice(&entry.value)
+            let mut job: Job = serde_json::from_slice(&entry.value)
                 .map_err(|error| FleetError(format!("the record of job {id} can't be read: {error}")))?;
             if !rules::is_claimed_by(&job, &self.link.id, held.ticket) || !change(&mut job)? {
                 return Ok(false);
@@ -113,16 +112,16 @@ impl Tickets {
     pub(super) fn return_unheld(&self, unheld: &mut HashMap<(String, u64), Instant>) -> Result<()> {
         let jobs: Vec<KnownJob> = self.replica.state().jobs.values().cloned().collect();
         let is_unheld = |job: &&KnownJob| {
-            let is_own = job.record.worker.as_deref() == Some(self.link.id.as_str());
+            let is_own = job.record.fleet.worker.as_deref() == Some(self.link.id.as_str());
             job.record.state == JobState::Running && is_own && !lock(&self.held).contains_key(&job.record.id)
         };
         let mut since = HashMap::new();
         for job in jobs.iter().filter(is_unheld) {
-            let key = (JobRecord::record_key(&job.record.id), job.revision);
+            let key = (Job::record_key(&job.record.id), job.revision);
             let first = unheld.get(&key).copied().unwrap_or_else(Instant::now);
             since.insert(key, first);
             if first.elapsed() > self.link.config.ack_wait {
-                let mut returned = JobRecord::clone(&job.record);
+                let mut returned = Job::clone(&job.record);
                 rules::give_back(&mut returned);
                 tracing::warn!(
                     job = returned.id,

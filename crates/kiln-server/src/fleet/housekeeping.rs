@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::error::{FleetError, Result};
 use super::link::Link;
 use super::objects::{StoredFiles, object_name};
-use super::records::JobRecord;
 use super::replica::Replica;
+use crate::job::Job;
 use crate::jobs::Jobs;
 use crate::roles::Keeping;
 use crate::store::StoreError;
@@ -63,7 +63,7 @@ impl Housekeeper {
         }
         for id in ended {
             let link = Arc::clone(&self.link);
-            self.link.wait(async move { link.delete(&JobRecord::record_key(&id)).await })??;
+            self.link.wait(async move { link.delete(&Job::record_key(&id)).await })??;
         }
         Ok(())
     }
@@ -88,14 +88,13 @@ impl Housekeeper {
             let caller = match self.callers.get(&job) {
                 Some(caller) => caller.clone(),
                 None => {
-                    let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(&job));
+                    let (link, key) = (Arc::clone(&self.link), Job::record_key(&job));
                     let entry = self.link.wait(async move { link.entry(&key).await })??;
                     let record = entry.filter(|entry| entry.is_present);
-                    let record =
-                        record.and_then(|entry| serde_json::from_slice::<JobRecord>(&entry.value).ok());
+                    let record = record.and_then(|entry| serde_json::from_slice::<Job>(&entry.value).ok());
                     let Some(record) = record else { continue };
                     // Called at the earliest when it is seen again: its own gateway may be about to do so.
-                    self.callers.insert(job.clone(), record.gateway);
+                    self.callers.insert(job.clone(), record.fleet.gateway);
                     continue;
                 }
             };

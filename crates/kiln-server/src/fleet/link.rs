@@ -18,7 +18,7 @@ use super::config::FleetConfig;
 use super::connect::{PATIENCE, TIMEOUT, connect, patiently, restore_stream};
 use super::error::{FleetError, Result, failed};
 use super::health::Health;
-use super::records::JobRecord;
+use crate::job::Job;
 use crate::random::random_bytes;
 
 /// How long a process tries to reach the servers.
@@ -159,15 +159,16 @@ impl Link {
 
     /// Publishes the ticket of a job, or another one for it; `id` makes the stream drop repetitions. If the stream is gone
     /// it is created again: the reconciler publishes what was on it.
-    pub(super) async fn publish_ticket(&self, job: &JobRecord, id: &str) -> Result<()> {
+    pub(super) async fn publish_ticket(&self, job: &Job, id: &str) -> Result<()> {
         let ticket = serde_json::to_vec(job).unwrap_or_default();
-        let published = self.publish(&self.jobs, self.ticket_subject(&job.model), id, ticket.into()).await;
+        let published =
+            self.publish(&self.jobs, self.ticket_subject(&job.fleet.model), id, ticket.into()).await;
         self.health.set_tickets(published.as_ref().err().map(ToString::to_string));
         published
     }
 
     /// Publishes a dead letter.
-    pub(super) async fn publish_dead(&self, job: &JobRecord) -> Result<()> {
+    pub(super) async fn publish_dead(&self, job: &Job) -> Result<()> {
         let id = format!("{}-{}", job.id, job.attempts);
         let letter = serde_json::to_vec(job).unwrap_or_default();
         self.publish(&self.dead, self.subject("dead", &job.id), &id, letter.into()).await

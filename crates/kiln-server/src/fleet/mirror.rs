@@ -16,13 +16,14 @@ use super::catalogue::FleetCatalogue;
 use super::changes::cancel;
 use super::link::Link;
 use super::messages::ProgressMessage;
-use super::records::{ImageRecord, InputRecord, JobRecord, MarkRecord};
-use super::replica::{Follower, Replica, queued_job};
+use super::records::{ImageRecord, InputRecord, MarkRecord};
+use super::replica::{Follower, Replica};
 use crate::Server;
 use crate::generator::{ErrorKind, JobError};
+use crate::job::{Job, JobState};
 use crate::live::{LiveJob, Preview, SavedImage, WatchRequest};
 use crate::sessions::Session;
-use crate::store::{FileKind, JobState, PlotRow, StoreError};
+use crate::store::{FileKind, PlotRow, StoreError};
 
 /// Most unknown jobs whose images are kept.
 const MAX_EARLY: usize = 100_000;
@@ -155,14 +156,12 @@ impl Mirror {
                 server.remove_waiting(name);
             }
             "job" => {
-                let Some(job) = read::<JobRecord>(entry).filter(|job| job.id == name) else { return Ok(()) };
-                let key = job.key.as_ref().map(|(key, hash)| (key.as_str(), hash.as_str()));
-                let place = i64::try_from(job.sequence).unwrap_or(i64::MAX);
-                store.put_job(&job.row(), place, key, job.webhook.as_deref())?;
+                let Some(job) = read::<Job>(entry).filter(|job| job.id == name) else { return Ok(()) };
+                store.put_job(&job)?;
                 for (image, revision) in lock(&self.early).remove(name).unwrap_or_default() {
                     self.show_image(&server, image, revision)?;
                 }
-                self.show_job(&server, job);
+                self.show_job(&server, Arc::new(job));
             }
             "image" if !present => store.drop_image(name)?,
             "image" => {
@@ -233,7 +232,7 @@ impl Mirror {
     }
 
     /// Brings the queue in line with a job's record.
-    fn show_job(&self, server: &Server, job: JobRecord) {
+    fn show_job(&self, server: &Server, job: Arc<Job>) {
         let known = server.live(&job.id);
         if job.state.is_final() {
             if let Some(live) = known {
@@ -242,10 +241,7 @@ impl Mirror {
             return;
         }
         let live = known.unwrap_or_else(|| {
-            let (id, client) = (job.id.clone(), job.client.clone());
-            let mut live = LiveJob::new(id, client, job.request.clone(), job.api, job.attached);
-            (live.cost, live.created, live.priority) = (job.cost, job.created, job.priority);
-            live.fingerprint = job.key.as_ref().map(|(_, fingerprint)| fingerprint.clone());
+            let live = LiveJob::new(Arc::clone(&job));
             if let Some(link) = self.link.upgrade() {
                 connect(&live, &link);
             }
@@ -257,7 +253,7 @@ impl Mirror {
             JobState::Queued => {
                 queue.active.retain(|active| active.id != job.id);
                 queue.waiting.remove(&job.id);
-                queue.waiting.insert(queued_job(&job));
+                queue.waiting.insert(job.clone());
             }
             _ => {
                 queue.waiting.take_id(&job.id, false);
@@ -282,10 +278,10 @@ impl Mirror {
 }
 
 /// Ends a job for those who wait for it here.
-fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Weak<Link>) {
+fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak<Link>) {
     let Some(link) = link.upgrade() else { return };
     server.queue().waiting.remove(&job.id);
-    let is_local = job.gateway == link.id;
+    let is_local = job.fleet.gateway == link.id;
     let finish = {
         let (server, live) = (server.clone(), Arc::clone(&live));
         move |images: Option<Vec<Arc<SavedImage>>>| {
@@ -295,14 +291,14 @@ fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Wea
             let code =
                 job.error.as_ref().map(|(code, _)| code.as_str()).filter(|_| job.state == JobState::Failed);
             server.metrics.job(job.state, code, took, job.cost);
-            let error = job.error.filter(|_| job.state != JobState::Done).map(|(code, message)| {
+            let error = job.error.clone().filter(|_| job.state != JobState::Done).map(|(code, message)| {
                 let kind =
                     if job.state == JobState::Cancelled { ErrorKind::Cancelled } else { kind_of(&code) };
                 JobError { kind, code: known_code(code), message, param: None }
             });
             server.remove_job(&live.id);
             live.change(|s| {
-                (s.state, s.error, s.notes) = (job.state, error, job.notes);
+                (s.state, s.error, s.notes) = (job.state, error, job.notes.clone());
                 if let Some(images) = images {
                     s.images = images;
                 }

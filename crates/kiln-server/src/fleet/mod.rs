@@ -57,6 +57,7 @@ mod config;
 mod connect;
 mod error;
 mod gateway;
+mod gateway_health;
 mod gateway_records;
 mod health;
 mod held;

@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::records::{JobRecord, TicketId};
+use super::records::TicketId;
 use super::rules::{self, GiveUp, Mend, ModelView, Named, TicketAction, TicketView};
-use crate::store::JobState;
+use crate::job::{Job, JobState};
 
 const JOBS: usize = 2;
 const WORKERS: usize = 2;
@@ -31,24 +31,24 @@ struct Record {
 
 impl Record {
     /// Applies a rule to the record as the rules see it.
-    fn change<T>(&self, rule: impl FnOnce(&mut JobRecord) -> T) -> (Record, T) {
-        let mut job = TEMPLATE.with(JobRecord::clone);
+    fn change<T>(&self, rule: impl FnOnce(&mut Job) -> T) -> (Record, T) {
+        let mut job = TEMPLATE.with(Job::clone);
         job.state = state_of(self.state);
-        job.worker.clone_from(&self.worker);
+        job.fleet.worker.clone_from(&self.worker);
         if let Some(ticket) = self.ticket {
             job.set_ticket(ticket);
         }
-        (job.began, job.losses) = (self.began, self.losses);
-        job.suspects.clone_from(&self.suspects);
+        (job.fleet.began, job.fleet.losses) = (self.began, self.losses);
+        job.fleet.suspects.clone_from(&self.suspects);
         let result = rule(&mut job);
         let changed = Record {
             revision: self.revision + 1,
             state: job.state.name(),
             ticket: job.ticket_id(),
-            worker: job.worker,
-            began: job.began,
-            suspects: job.suspects,
-            losses: job.losses.min(1),
+            worker: job.fleet.worker,
+            began: job.fleet.began,
+            suspects: job.fleet.suspects,
+            losses: job.fleet.losses.min(1),
             ..self.clone()
         };
         if !state_of(changed.state).is_final() || state_of(self.state).is_final() {
@@ -66,7 +66,7 @@ impl Record {
 }
 
 thread_local! {
-    static TEMPLATE: JobRecord = JobRecord::test("job");
+    static TEMPLATE: Job = Job::test("job");
 }
 
 fn state_of(name: &str) -> JobState {

@@ -11,12 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::bucket::WriteOutcome;
 use super::error::{FleetError, Result};
 use super::link::{Link, token};
-use super::records::JobRecord;
 use super::recover::recover;
 use super::replica::{KnownJob, Replica};
 use super::rules::{self, Mend, ModelView};
+use crate::job::{Job, JobState};
 use crate::random::random_bytes;
-use crate::store::JobState;
 
 /// The key of the lease.
 const LEASE: &str = "fleet.reconciler";
@@ -119,7 +118,7 @@ impl Reconciler {
     fn look(&mut self) -> Result<()> {
         // The tickets first: a job that is unfinished afterwards, and was before, needed its ticket in between.
         let models: HashSet<String> =
-            self.replica.state().jobs.values().map(|job| job.record.model.clone()).collect();
+            self.replica.state().jobs.values().map(|job| job.record.fleet.model.clone()).collect();
         let (last, streams) = self.count_tickets(&models)?;
         self.replica.catch_up(&self.link)?;
         let jobs: Vec<KnownJob> = self.replica.state().jobs.values().cloned().collect();
@@ -127,7 +126,7 @@ impl Reconciler {
         let before = std::mem::take(&mut self.unfinished);
         self.unfinished = jobs.iter().map(|job| job.record.id.clone()).collect();
         for (subject, StreamView { tickets, stored }) in streams {
-            let of_model = |job: &&KnownJob| self.link.ticket_subject(&job.record.model) == subject;
+            let of_model = |job: &&KnownJob| self.link.ticket_subject(&job.record.fleet.model) == subject;
             let own: Vec<&KnownJob> = jobs.iter().filter(of_model).collect();
             let settled = own.iter().filter(|job| before.contains(&job.record.id)).count() as u64;
             let view = ModelView { tickets, stored, unfinished: own.len() as u64, settled };
@@ -183,7 +182,7 @@ impl Reconciler {
     /// Takes jobs from workers that are gone, if their tickets did not bring that about.
     fn recover_abandoned(&mut self, jobs: &[KnownJob]) -> Result<()> {
         let is_abandoned = |job: &&KnownJob| {
-            let worker = job.record.worker.as_deref().unwrap_or_default();
+            let worker = job.record.fleet.worker.as_deref().unwrap_or_default();
             job.record.state == JobState::Running && !self.replica.may_be_alive(worker)
         };
         let abandoned: Vec<&KnownJob> = jobs.iter().filter(is_abandoned).collect();
@@ -210,7 +209,7 @@ impl Reconciler {
             return Ok(());
         };
         let has_idle_worker = self.replica.nodes().iter().any(|node| {
-            let has_model = node.models.iter().any(|model| model.info.name == first.record.model);
+            let has_model = node.models.iter().any(|model| model.info.name == first.record.fleet.model);
             node.worker && !node.draining && node.jobs.is_empty() && has_model
         });
         let (id, revision) = (&first.record.id, first.revision);
@@ -231,7 +230,7 @@ impl Reconciler {
         Ok(())
     }
 
-    fn publish(&self, job: &JobRecord) -> Result<()> {
+    fn publish(&self, job: &Job) -> Result<()> {
         let (link, job) = (Arc::clone(&self.link), job.clone());
         // A new id: the stream must not take it for a repetition.
         self.link.wait(async move { link.publish_ticket(&job, &hex(random_bytes::<8>())).await })?

@@ -5,9 +5,8 @@ use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::live::{Api, LiveJob};
-use crate::priority::Priority;
-use crate::store::{IdempotencyKey, ImageRow, JobRow, JobState};
+use crate::job::{Job, JobState};
+use crate::store::ImageRow;
 
 /// A ticket: its sequence on the stream, and when it was stored. A stream that was deleted and created again numbers its
 /// messages anew, but at other times.
@@ -18,197 +17,37 @@ pub(crate) struct TicketId {
     pub(crate) sequence: u64,
 }
 
-/// A job, in its ticket and in `job.ID`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct JobRecord {
-    pub(crate) id: String,
-    pub(crate) client: String,
-    pub(crate) attached: bool,
-    pub(crate) api: Api,
-    pub(crate) request: Request,
-    /// The model: the default one if the request names none.
-    pub(crate) model: String,
-    /// The hash of the model's weights, as the gateway knew it.
-    #[serde(default)]
-    pub(crate) hash: Option<String>,
-    pub(crate) cost: f64,
-    #[serde(default)]
-    pub(crate) priority: Priority,
-    pub(crate) state: JobState,
-    /// Its place in the order of submission: see [`super::gateway::SubmissionClock`].
-    #[serde(default)]
-    pub(crate) sequence: u64,
-    /// Tells a submission apart from another one with the same idempotency key.
-    #[serde(default)]
-    pub(crate) submission: String,
-    /// Set if its client reordered its jobs: the sequence of the job whose place it has.
-    #[serde(default)]
-    pub(crate) rank: Option<u64>,
-    pub(crate) created: i64,
-    #[serde(default)]
-    pub(crate) started: Option<i64>,
-    #[serde(default)]
-    pub(crate) finished: Option<i64>,
-    /// How often it was started.
-    #[serde(default)]
-    pub(crate) attempts: u32,
-    /// How many of `suspects` were gone when the last one was lost.
-    #[serde(default)]
-    pub(crate) kills: u32,
-    /// The workers that were lost while they ran it.
-    #[serde(default)]
-    pub(crate) suspects: Vec<String>,
-    /// How many workers were lost that had claimed it and did not run it yet.
-    #[serde(default)]
-    pub(crate) losses: u32,
-    /// How often it failed with an error of a worker.
-    #[serde(default)]
-    pub(crate) failures: u32,
-    /// The workers that it failed on.
-    #[serde(default)]
-    pub(crate) failed_on: Vec<String>,
-    /// What happened to it so far.
-    #[serde(default)]
-    pub(crate) history: Vec<String>,
-    /// Code and message of its last error.
-    #[serde(default)]
-    pub(crate) error: Option<(String, String)>,
-    #[serde(default)]
-    pub(crate) notes: Vec<String>,
-    /// Who runs it, or ran it last.
-    #[serde(default)]
-    pub(crate) worker: Option<String>,
-    /// The sequence of the ticket that it runs with, or ran with.
-    #[serde(default)]
-    ticket: Option<u64>,
-    /// When that ticket was stored.
-    #[serde(default)]
-    ticket_stored: Option<i64>,
-    /// Whether its worker has begun to generate it.
-    #[serde(default)]
-    pub(crate) began: bool,
-    /// Whether its worker is to cancel it.
-    #[serde(default)]
-    pub(crate) cancel: bool,
-    /// Whether it is to stop at its next preview.
-    #[serde(default)]
-    pub(crate) stop_at_preview: bool,
-    /// The gateway that accepted it.
-    pub(crate) gateway: String,
-    /// Its idempotency key, and the hash of its request.
-    #[serde(default)]
-    pub(crate) key: Option<(String, String)>,
-    /// The URL to call at its end.
-    #[serde(default)]
-    pub(crate) webhook: Option<String>,
-    /// The trace context of its submission, as in `traceparent`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) trace: Option<String>,
-}
-
-impl JobRecord {
-    pub(crate) fn new(
-        row: &JobRow,
-        live: &LiveJob,
-        key: Option<&IdempotencyKey>,
-        webhook: Option<&str>,
-        gateway: &str,
-    ) -> JobRecord {
-        JobRecord {
-            id: row.id.clone(),
-            client: row.client.clone(),
-            attached: row.attached,
-            api: live.api,
-            request: row.request.clone(),
-            model: String::new(),
-            hash: None,
-            cost: live.cost,
-            priority: live.priority,
-            state: JobState::Queued,
-            sequence: 0,
-            submission: String::new(),
-            rank: None,
-            created: row.created,
-            started: None,
-            finished: None,
-            attempts: 0,
-            kills: 0,
-            suspects: Vec::new(),
-            losses: 0,
-            failures: 0,
-            failed_on: Vec::new(),
-            history: Vec::new(),
-            error: None,
-            notes: Vec::new(),
-            worker: None,
-            ticket: None,
-            ticket_stored: None,
-            began: false,
-            cancel: false,
-            stop_at_preview: false,
-            gateway: gateway.to_owned(),
-            key: key.map(|key| (key.key.clone(), key.fingerprint.clone())),
-            webhook: webhook.map(str::to_owned),
-            trace: live.trace.map(|trace| trace.to_string()),
-        }
-    }
-
+/// What a fleet does with a job, in its ticket and in `job.ID`.
+impl Job {
     pub(crate) fn record_key(id: &str) -> String {
         format!("job.{id}")
-    }
-
-    /// Its place among the jobs of its client.
-    pub(crate) fn place(&self) -> u64 {
-        self.rank.unwrap_or(self.sequence)
     }
 
     /// Returns it to the queue.
     pub(crate) fn return_to_queue(&mut self) {
         self.state = JobState::Queued;
-        (self.worker, self.ticket, self.ticket_stored, self.started) = (None, None, None, None);
-        self.began = false;
+        self.started = None;
+        let fleet = &mut self.fleet;
+        (fleet.worker, fleet.ticket, fleet.ticket_stored, fleet.began) = (None, None, None, false);
     }
 
     /// The ticket that it runs with, or ran with.
     pub(crate) fn ticket_id(&self) -> Option<TicketId> {
-        Some(TicketId { stored: self.ticket_stored?, sequence: self.ticket? })
+        Some(TicketId { stored: self.fleet.ticket_stored?, sequence: self.fleet.ticket? })
     }
 
     pub(crate) fn set_ticket(&mut self, ticket: TicketId) {
-        (self.ticket, self.ticket_stored) = (Some(ticket.sequence), Some(ticket.stored));
-    }
-
-    /// Whether it is to run alone: it may be what its workers died of.
-    pub(crate) fn is_suspected(&self) -> bool {
-        !self.suspects.is_empty() || self.kills > 0 || self.losses > 0
+        (self.fleet.ticket, self.fleet.ticket_stored) = (Some(ticket.sequence), Some(ticket.stored));
     }
 
     /// A queued job for tests of the rules.
     #[cfg(test)]
-    pub(crate) fn test(id: &str) -> JobRecord {
+    pub(crate) fn test(id: &str) -> Job {
         let job = serde_json::json!({
             "id": id, "client": "x", "attached": false, "api": "jobs", "model": "small", "cost": 1.0,
             "state": "queued", "created": 0, "gateway": "x", "request": { "prompt": "a" },
         });
         serde_json::from_value(job).unwrap()
-    }
-
-    pub(crate) fn row(&self) -> JobRow {
-        JobRow {
-            id: self.id.clone(),
-            client: self.client.clone(),
-            attached: self.attached,
-            priority: self.priority,
-            request: self.request.clone(),
-            unreadable: None,
-            state: self.state,
-            attempts: self.attempts,
-            created: self.created,
-            started: self.started,
-            finished: self.finished,
-            error: self.error.clone().filter(|_| self.state.is_final()),
-            notes: self.notes.clone(),
-        }
     }
 }
 
@@ -293,5 +132,32 @@ pub(crate) struct InputRecord {
 impl InputRecord {
     pub(crate) fn record_key(hash: &str, client: &str) -> String {
         format!("input.{hash}.{}", &hex(Sha256::digest(client))[..24])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn records_of_an_earlier_version_are_read_and_keep_all_they_say() {
+        let lines: Vec<Value> = include_str!("../../tests/data/earlier/records.jsonl")
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines.len(), 5);
+        for line in lines {
+            let record = &line["record"];
+            let written = match line["kind"].as_str() {
+                Some("image") => serde_json::to_value(ImageRecord::deserialize(record).unwrap()),
+                _ => serde_json::to_value(Job::deserialize(record).unwrap()),
+            };
+            let written = written.unwrap();
+            for (name, value) in record.as_object().unwrap() {
+                assert_eq!(&written[name], value, "{name}");
+            }
+        }
     }
 }

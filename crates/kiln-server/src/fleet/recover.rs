@@ -4,27 +4,31 @@ use std::sync::Arc;
 
 use super::error::Result;
 use super::link::Link;
-use super::records::JobRecord;
 use super::replica::{KnownJob, Replica};
 use super::rules;
+use crate::job::Job;
 use crate::store::now;
 
 /// Takes a job from a worker that is gone, unless its record has changed; blocks.
 pub(super) fn recover(link: &Arc<Link>, replica: &Replica, job: KnownJob) -> Result<()> {
-    let mut changed = JobRecord::clone(&job.record);
+    let mut changed = Job::clone(&job.record);
     let is_alive = |worker: &str| replica.is_alive(worker);
     let given_up = rules::recover(&mut changed, is_alive, link.config.give_up, now());
-    tracing::warn!(job = changed.id, worker = job.record.worker, "taking a job from a worker that is gone");
+    tracing::warn!(
+        job = changed.id,
+        worker = job.record.fleet.worker,
+        "taking a job from a worker that is gone"
+    );
     if given_up {
         bury(link, &changed);
     }
-    let (writer, key) = (Arc::clone(link), JobRecord::record_key(&changed.id));
+    let (writer, key) = (Arc::clone(link), Job::record_key(&changed.id));
     link.wait(async move { writer.update(&key, &changed, job.revision).await })??;
     Ok(())
 }
 
 /// Writes a dead letter for a job that is given up. Its record says so in any case.
-pub(super) fn bury(link: &Arc<Link>, job: &JobRecord) {
+pub(super) fn bury(link: &Arc<Link>, job: &Job) {
     tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
     let (writer, letter) = (Arc::clone(link), job.clone());
     let buried = link.wait(async move { writer.publish_dead(&letter).await });

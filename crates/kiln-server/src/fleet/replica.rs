@@ -13,11 +13,10 @@ use super::announce::NodeRecord;
 use super::bucket::is_present;
 use super::error::{FleetError, Result};
 use super::link::Link;
-use super::records::{JobRecord, TicketId};
-use crate::fair_queue::{FairQueue, QueuedJob};
+use super::records::TicketId;
+use crate::fair_queue::FairQueue;
+use crate::job::{Job, JobState};
 use crate::priority::Priority;
-use crate::store::JobState;
-use crate::work::{batch_key, group_key, image_count};
 
 /// Pause before a watch that ended is started again.
 const RESTART: Duration = Duration::from_millis(100);
@@ -30,7 +29,7 @@ const MAX_SPENT: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub(super) struct KnownJob {
     pub(super) revision: u64,
-    pub(super) record: Arc<JobRecord>,
+    pub(super) record: Arc<Job>,
 }
 
 /// A process of the fleet.
@@ -184,7 +183,7 @@ impl Replica {
     fn apply(&self, entry: &Entry) {
         let mut state = self.state();
         if let Some(id) = entry.key.strip_prefix("job.") {
-            let record = is_present(entry).then(|| serde_json::from_slice::<JobRecord>(&entry.value));
+            let record = is_present(entry).then(|| serde_json::from_slice::<Job>(&entry.value));
             match record.transpose() {
                 Ok(record) => state.apply_job(id, entry.revision, record.map(Arc::new), &self.own_id),
                 Err(error) => tracing::warn!(%error, key = entry.key, "ignoring a record that can't be read"),
@@ -259,7 +258,7 @@ impl Replica {
 }
 
 impl State {
-    fn apply_job(&mut self, id: &str, revision: u64, record: Option<Arc<JobRecord>>, own_id: &str) {
+    fn apply_job(&mut self, id: &str, revision: u64, record: Option<Arc<Job>>, own_id: &str) {
         let before = self.jobs.remove(id);
         if let Some(KnownJob { record: before, .. }) = &before {
             if let Some(ticket) = before.ticket_id()
@@ -268,11 +267,11 @@ impl State {
                 self.tickets.remove(&ticket);
             }
             if before.state == JobState::Queued
-                && let Some(queue) = self.queues.get_mut(&before.model)
+                && let Some(queue) = self.queues.get_mut(&before.fleet.model)
             {
                 match &record {
                     Some(now) if now.state == JobState::Running => {
-                        queue.take_id(id, now.worker.as_deref() == Some(own_id));
+                        queue.take_id(id, now.fleet.worker.as_deref() == Some(own_id));
                     }
                     _ => drop(queue.remove(id)),
                 }
@@ -291,7 +290,7 @@ impl State {
             }
         }
         if record.state == JobState::Queued {
-            self.queues.entry(record.model.clone()).or_default().insert(queued_job(&record));
+            self.queues.entry(record.fleet.model.clone()).or_default().insert(Arc::clone(&record));
         }
         if !record.state.is_final() {
             self.jobs.insert(id.to_owned(), KnownJob { revision, record });
@@ -308,15 +307,15 @@ impl State {
     }
 
     /// The job to run next for a model.
-    pub(super) fn choose(&self, model: &str, may_run: impl Fn(&JobRecord) -> bool) -> Option<KnownJob> {
-        let may_run = |job: &QueuedJob| self.jobs.get(&job.id).is_some_and(|known| may_run(&known.record));
+    pub(super) fn choose(&self, model: &str, may_run: impl Fn(&Job) -> bool) -> Option<KnownJob> {
+        let may_run = |job: &Job| self.jobs.get(&job.id).is_some_and(|known| may_run(&known.record));
         let id = self.queues.get(model)?.choose(may_run)?;
         self.jobs.get(id).cloned()
     }
 
     /// A queued job that fits into a batch.
     pub(super) fn choose_batchable(&self, model: &str, key: &str, room: u32) -> Option<KnownJob> {
-        let fits = |job: &QueuedJob| job.batch_key.as_deref() == Some(key) && job.images <= room;
+        let fits = |job: &Job| job.batch_key() == Some(key) && job.images() <= room;
         let id = self.queues.get(model)?.choose(fits)?;
         self.jobs.get(id).cloned()
     }
@@ -329,19 +328,5 @@ impl State {
     /// The number of queued jobs of a model.
     pub(super) fn queued(&self, model: &str) -> usize {
         self.queues.get(model).map_or(0, FairQueue::len)
-    }
-}
-
-pub(super) fn queued_job(record: &JobRecord) -> QueuedJob {
-    QueuedJob {
-        id: record.id.clone(),
-        client: record.client.clone(),
-        priority: record.priority,
-        group_key: group_key(&record.request),
-        batch_key: (!record.is_suspected()).then(|| batch_key(&record.request)),
-        images: image_count(&record.request),
-        cost: record.cost,
-        ordered: record.rank.is_some(),
-        place: record.place(),
     }
 }

@@ -1,8 +1,8 @@
 //! The decisions about jobs and tickets, without any input or output: workers, gateways and the model test share them.
 //! The parent module says why they suffice.
 
-use super::records::{JobRecord, TicketId};
-use crate::store::{JobEnd, JobState};
+use super::records::TicketId;
+use crate::job::{Job, JobEnd, JobState};
 
 /// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
 const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
@@ -83,49 +83,46 @@ pub(super) fn decide(view: TicketView) -> TicketAction {
 }
 
 /// Claims a queued job for a worker. `starts` says that a generator is free for it.
-pub(super) fn claim(job: &mut JobRecord, worker: &str, ticket: TicketId, starts: bool, now: i64) {
+pub(super) fn claim(job: &mut Job, worker: &str, ticket: TicketId, starts: bool, now: i64) {
     job.state = JobState::Running;
-    job.worker = Some(worker.to_owned());
+    job.fleet.worker = Some(worker.to_owned());
     job.set_ticket(ticket);
     job.attempts += 1;
     job.started = Some(now);
-    job.began = starts;
+    job.fleet.began = starts;
 }
 
 /// Whether a job is claimed by this worker with this ticket.
-pub(super) fn is_claimed_by(job: &JobRecord, worker: &str, ticket: TicketId) -> bool {
-    job.state == JobState::Running && job.worker.as_deref() == Some(worker) && job.ticket_id() == Some(ticket)
+pub(super) fn is_claimed_by(job: &Job, worker: &str, ticket: TicketId) -> bool {
+    job.state == JobState::Running
+        && job.fleet.worker.as_deref() == Some(worker)
+        && job.ticket_id() == Some(ticket)
 }
 
 /// Takes a running job from a worker that is gone: queued again, cancelled, or given up. Only a worker that was
 /// generating it counts against it, and not if that worker is alive after all: it was only out of reach. Returns whether
 /// the job is given up.
-pub(super) fn recover(
-    job: &mut JobRecord,
-    is_alive: impl Fn(&str) -> bool,
-    give_up: GiveUp,
-    now: i64,
-) -> bool {
-    let worker = job.worker.clone().unwrap_or_default();
-    if job.began {
-        job.history.push(format!("worker {worker} was lost while it ran this job"));
+pub(super) fn recover(job: &mut Job, is_alive: impl Fn(&str) -> bool, give_up: GiveUp, now: i64) -> bool {
+    let worker = job.fleet.worker.clone().unwrap_or_default();
+    if job.fleet.began {
+        job.fleet.history.push(format!("worker {worker} was lost while it ran this job"));
         // One that comes back and is out of reach again is still one worker.
-        if !job.suspects.contains(&worker) {
-            job.suspects.push(worker);
+        if !job.fleet.suspects.contains(&worker) {
+            job.fleet.suspects.push(worker);
         }
     } else {
-        job.history.push(format!("worker {worker} was lost before it ran this job"));
-        job.losses += 1;
+        job.fleet.history.push(format!("worker {worker} was lost before it ran this job"));
+        job.fleet.losses += 1;
     }
-    job.kills = job.suspects.iter().filter(|worker| !is_alive(worker)).count() as u32;
-    if job.cancel {
+    job.fleet.kills = job.fleet.suspects.iter().filter(|worker| !is_alive(worker)).count() as u32;
+    if job.fleet.cancel {
         job.error = Some(("cancelled".into(), "cancelled".into()));
         (job.state, job.finished) = (JobState::Cancelled, Some(now));
         return false;
     }
-    if job.kills >= give_up.lost_workers {
+    if job.fleet.kills >= give_up.lost_workers {
         let message =
-            format!("{} workers were lost while they ran this job; it is not tried again", job.kills);
+            format!("{} workers were lost while they ran this job; it is not tried again", job.fleet.kills);
         job.error = Some(("interrupted".into(), message));
         (job.state, job.finished) = (JobState::Failed, Some(now));
         return true;
@@ -147,9 +144,9 @@ pub(super) enum Finish {
 }
 
 /// Applies the end of an attempt to a job that the worker holds.
-pub(super) fn finish(job: &mut JobRecord, end: &JobEnd, worker: &str, give_up: GiveUp) -> Finish {
+pub(super) fn finish(job: &mut Job, end: &JobEnd, worker: &str, give_up: GiveUp) -> Finish {
     // Cancelled by nobody: the attempt ended because another worker took the job, which this one has claimed again since.
-    if end.state == JobState::Cancelled && !job.cancel && !job.stop_at_preview {
+    if end.state == JobState::Cancelled && !job.fleet.cancel && !job.fleet.stop_at_preview {
         give_back(job);
         return Finish::Returned;
     }
@@ -172,12 +169,12 @@ pub(super) fn finish(job: &mut JobRecord, end: &JobEnd, worker: &str, give_up: G
 }
 
 /// Counts an error of a worker: queued again, or given up. Returns whether the job is given up.
-fn fail(job: &mut JobRecord, worker: &str, give_up: GiveUp) -> bool {
-    job.failures += 1;
+fn fail(job: &mut Job, worker: &str, give_up: GiveUp) -> bool {
+    job.fleet.failures += 1;
     let (code, message) = job.error.clone().unwrap_or_default();
-    job.history.push(format!("failed on worker {worker}: {code}: {message}"));
-    job.failed_on.push(worker.to_owned());
-    if job.failures >= give_up.failures {
+    job.fleet.history.push(format!("failed on worker {worker}: {code}: {message}"));
+    job.fleet.failed_on.push(worker.to_owned());
+    if job.fleet.failures >= give_up.failures {
         job.state = JobState::Failed;
         return true;
     }
@@ -187,18 +184,18 @@ fn fail(job: &mut JobRecord, worker: &str, give_up: GiveUp) -> bool {
 }
 
 /// Returns a job to the queue whose worker can't run it for reasons of its own: it does not count against the job.
-fn set_aside(job: &mut JobRecord, worker: &str) {
-    if !job.failed_on.iter().any(|other| other == worker) {
+fn set_aside(job: &mut Job, worker: &str) {
+    if !job.fleet.failed_on.iter().any(|other| other == worker) {
         let (code, message) = job.error.clone().unwrap_or_default();
-        job.history.push(format!("returned by worker {worker}: {code}: {message}"));
-        job.failed_on.push(worker.to_owned());
+        job.fleet.history.push(format!("returned by worker {worker}: {code}: {message}"));
+        job.fleet.failed_on.push(worker.to_owned());
     }
     job.finished = None;
     give_back(job);
 }
 
 /// Returns a claimed job to the queue as if it had not been claimed.
-pub(super) fn give_back(job: &mut JobRecord) {
+pub(super) fn give_back(job: &mut Job) {
     job.attempts = job.attempts.saturating_sub(1);
     job.return_to_queue();
 }
@@ -260,18 +257,18 @@ mod tests {
     #[test]
     fn only_workers_that_ran_a_job_and_are_gone_count_against_it() {
         let ticket = TicketId { stored: 1, sequence: 1 };
-        let lose = |job: &mut JobRecord, worker: &str, ran: bool, alive: &[&str]| {
+        let lose = |job: &mut Job, worker: &str, ran: bool, alive: &[&str]| {
             claim(job, worker, ticket, ran, 0);
             recover(job, |worker| alive.contains(&worker), GiveUp::default(), 1)
         };
         // Claimed ahead: never counted.
-        let mut job = JobRecord::test("a");
+        let mut job = Job::test("a");
         for worker in ["a", "b", "c", "d"] {
             assert!(!lose(&mut job, worker, false, &[]));
         }
-        assert_eq!((job.state, job.kills, job.losses), (JobState::Queued, 0, 4));
+        assert_eq!((job.state, job.fleet.kills, job.fleet.losses), (JobState::Queued, 0, 4));
         // Frozen workers that came back.
-        let mut job = JobRecord::test("a");
+        let mut job = Job::test("a");
         assert!(!lose(&mut job, "a", true, &[]));
         assert!(!lose(&mut job, "b", true, &["a"]));
         assert!(!lose(&mut job, "c", true, &["a", "b"]));
@@ -279,38 +276,38 @@ mod tests {
         assert!(!lose(&mut job, "c", true, &["a", "b"]));
         // And two that did not.
         assert!(lose(&mut job, "d", true, &["a", "b"]));
-        assert_eq!((job.state, job.kills), (JobState::Failed, 2));
+        assert_eq!((job.state, job.fleet.kills), (JobState::Failed, 2));
     }
 
     #[test]
     fn only_a_cancelled_job_ends_as_cancelled() {
         let ticket = TicketId { stored: 1, sequence: 1 };
-        let finish_as = |job: &mut JobRecord, state, error: Option<&str>| {
+        let finish_as = |job: &mut Job, state, error: Option<&str>| {
             claim(job, "a", ticket, true, 0);
             let error = error.map(|code| (code.to_owned(), "message".to_owned()));
             let end = JobEnd { id: "a".into(), state, error, notes: Vec::new(), finished: 1, retry: true };
             finish(job, &end, "a", GiveUp::default())
         };
         // Its worker was told that another one has it.
-        let mut job = JobRecord::test("a");
+        let mut job = Job::test("a");
         assert_eq!(finish_as(&mut job, JobState::Cancelled, Some("cancelled")), Finish::Returned);
         assert_eq!((job.state, job.attempts, job.error.is_none()), (JobState::Queued, 0, true));
         assert_eq!(finish_as(&mut job, JobState::Done, None), Finish::Ended);
         for (cancel, stop_at_preview) in [(true, false), (false, true)] {
-            let mut job = JobRecord::test("a");
-            (job.cancel, job.stop_at_preview) = (cancel, stop_at_preview);
+            let mut job = Job::test("a");
+            (job.fleet.cancel, job.fleet.stop_at_preview) = (cancel, stop_at_preview);
             assert_eq!(finish_as(&mut job, JobState::Cancelled, Some("cancelled")), Finish::Ended);
             assert_eq!(job.state, JobState::Cancelled);
         }
         // What the worker itself lacks does not count against the job; what may be the job's fault does.
-        let mut job = JobRecord::test("a");
+        let mut job = Job::test("a");
         for _ in 0..4 {
             assert_eq!(finish_as(&mut job, JobState::Failed, Some("model_failed")), Finish::SetAside);
         }
         assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::Returned);
         assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::Returned);
         assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::GivenUp);
-        assert_eq!((job.state, job.failures), (JobState::Failed, 3));
+        assert_eq!((job.state, job.fleet.failures), (JobState::Failed, 3));
     }
 
     #[test]

@@ -13,12 +13,13 @@ use kiln_base::lock;
 use super::bucket::WriteOutcome;
 use super::error::{FleetError, Result};
 use super::link::Link;
-use super::records::{JobRecord, TicketId};
+use super::records::TicketId;
 use super::recover::recover;
 use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
 use super::withdrawn::Withdrawn;
 use crate::generator::name;
+use crate::job::Job;
 use crate::jobs::Jobs;
 use crate::store::now;
 
@@ -109,9 +110,9 @@ impl Tickets {
     }
 
     /// Whether this worker may run a job: it has what the job names, and the job did not fail here.
-    pub(super) fn may_run(&self, job: &JobRecord) -> bool {
+    pub(super) fn may_run(&self, job: &Job) -> bool {
         let capabilities = lock(&self.capabilities);
-        let Some((_, hash)) = capabilities.models.iter().find(|(name, _)| *name == job.model) else {
+        let Some((_, hash)) = capabilities.models.iter().find(|(name, _)| *name == job.fleet.model) else {
             return false;
         };
         let loras =
@@ -126,15 +127,16 @@ impl Tickets {
         let others = self.replica.nodes();
         let others = others.iter().filter(|node| node.worker && !node.draining && node.id != self.link.id);
         let mut others = others.filter_map(|node| {
-            let model = node.models.iter().find(|model| model.info.name == job.model)?;
+            let model = node.models.iter().find(|model| model.info.name == job.fleet.model)?;
             Some((node, model))
         });
         // Other weights under the same name: the job is left to workers with those that the gateway meant.
-        if job.hash.is_some() && job.hash != own_hash {
-            return !others.any(|(_, model)| model.hash == job.hash);
+        if job.fleet.hash.is_some() && job.fleet.hash != own_hash {
+            return !others.any(|(_, model)| model.hash == job.fleet.hash);
         }
         // A worker that it failed on tries it again only if no other worker can.
-        !job.failed_on.contains(&self.link.id) || !others.any(|(node, _)| !job.failed_on.contains(&node.id))
+        !job.fleet.failed_on.contains(&self.link.id)
+            || !others.any(|(node, _)| !job.fleet.failed_on.contains(&node.id))
     }
 
     /// Whether a job of this model is queued, even if this worker can't run it.
@@ -175,7 +177,7 @@ impl Tickets {
     }
 
     /// Pulls a ticket of a model and claims a job with it. Returns the job, and whether there was a ticket.
-    pub(super) fn claim(&self, model: &str, starts: bool) -> Result<(Option<Arc<JobRecord>>, bool)> {
+    pub(super) fn claim(&self, model: &str, starts: bool) -> Result<(Option<Arc<Job>>, bool)> {
         match self.pull(model, self.has_queued(model))? {
             Some(message) => Ok((self.use_ticket(model, message, Wanted::Any { starts }), true)),
             None => Ok((None, false)),
@@ -184,7 +186,7 @@ impl Tickets {
 
     /// Pulls tickets for jobs that fit into one batch, up to `room` images. After an error there may be fewer jobs; they are
     /// claimed and have to be run.
-    pub(super) fn claim_batch(&self, model: &str, key: &str, mut room: u32) -> Vec<Arc<JobRecord>> {
+    pub(super) fn claim_batch(&self, model: &str, key: &str, mut room: u32) -> Vec<Arc<Job>> {
         let mut jobs = Vec::new();
         while room > 0 && self.choose(model, Wanted::Batch(key, room)).is_some() {
             let pulled = self.pull(model, false).unwrap_or_else(|error| {
@@ -193,14 +195,14 @@ impl Tickets {
             });
             let Some(message) = pulled else { break };
             let Some(job) = self.use_ticket(model, message, Wanted::Batch(key, room)) else { break };
-            room = room.saturating_sub(crate::work::image_count(&job.request));
+            room = room.saturating_sub(job.images());
             jobs.push(job);
         }
         jobs
     }
 
     /// Claims a job with a ticket, or releases the ticket.
-    fn use_ticket(&self, model: &str, message: Message, wanted: Wanted<'_>) -> Option<Arc<JobRecord>> {
+    fn use_ticket(&self, model: &str, message: Message, wanted: Wanted<'_>) -> Option<Arc<Job>> {
         let info = message.info().ok()?;
         let stored = i64::try_from(info.published.unix_timestamp_nanos()).unwrap_or(0);
         let ticket = TicketId { stored, sequence: info.stream_sequence };
@@ -210,8 +212,8 @@ impl Tickets {
         self.pending.store(info.pending, SeqCst);
         let (message, acker) = message.split();
         let acker = Arc::new(acker);
-        let released = match serde_json::from_slice::<JobRecord>(&message.payload) {
-            Ok(own) if own.model == model => self.try_claim(model, ticket, wanted, &acker),
+        let released = match serde_json::from_slice::<Job>(&message.payload) {
+            Ok(own) if own.fleet.model == model => self.try_claim(model, ticket, wanted, &acker),
             Ok(own) => {
                 tracing::error!(job = own.id, "refusing a ticket of another model");
                 Ok(Err(Release::Refuse))
@@ -260,7 +262,7 @@ impl Tickets {
         ticket: TicketId,
         wanted: Wanted<'_>,
         acker: &Arc<Acker>,
-    ) -> Result<std::result::Result<Arc<JobRecord>, Release>> {
+    ) -> Result<std::result::Result<Arc<Job>, Release>> {
         let (pulled, mut caught_up) = (Instant::now(), false);
         while pulled.elapsed() < self.link.config.ack_wait / 2 {
             let (named, job) = self.named(ticket);
@@ -277,7 +279,7 @@ impl Tickets {
                 TicketAction::Claim => {
                     let Some(KnownJob { revision, record }) = chosen else { continue };
                     let starts = matches!(wanted, Wanted::Any { starts: true });
-                    let mut job = JobRecord::clone(&record);
+                    let mut job = Job::clone(&record);
                     rules::claim(&mut job, &self.link.id, ticket, starts, now());
                     match self.update(&job, revision)? {
                         WriteOutcome::Revision(revision) => return Ok(Ok(self.hold(job, revision, acker))),
@@ -316,7 +318,7 @@ impl Tickets {
             TicketUse::Unused => (Named::Nobody, None),
             TicketUse::Spent => (Named::Ended, None),
             TicketUse::Running(job) => {
-                let worker = job.record.worker.clone().unwrap_or_default();
+                let worker = job.record.fleet.worker.clone().unwrap_or_default();
                 let is_own = worker == self.link.id;
                 let named = if is_own && lock(&self.held).contains_key(&job.record.id) {
                     Named::Own
@@ -331,10 +333,14 @@ impl Tickets {
     }
 
     /// Keeps the ticket of a claimed job.
-    fn hold(&self, job: JobRecord, revision: u64, acker: &Arc<Acker>) -> Arc<JobRecord> {
+    fn hold(&self, job: Job, revision: u64, acker: &Arc<Acker>) -> Arc<Job> {
         let ticket = job.ticket_id().unwrap_or(TicketId { stored: 0, sequence: 0 });
-        let held =
-            HeldTicket { ticket, acker: Arc::clone(acker), began: job.began, suspected: job.is_suspected() };
+        let held = HeldTicket {
+            ticket,
+            acker: Arc::clone(acker),
+            began: job.fleet.began,
+            suspected: job.runs_alone(),
+        };
         lock(&self.held).insert(job.id.clone(), held);
         if let Err(error) = self.replica.wait_for(revision) {
             tracing::warn!(job = job.id, %error, "a claim is not known here yet");
@@ -368,8 +374,8 @@ impl Tickets {
         next.filter(|job| self.may_run(&job.record))
     }
 
-    pub(super) fn update(&self, job: &JobRecord, revision: u64) -> Result<WriteOutcome> {
+    pub(super) fn update(&self, job: &Job, revision: u64) -> Result<WriteOutcome> {
         let (link, job) = (Arc::clone(&self.link), job.clone());
-        self.link.wait(async move { link.update(&JobRecord::record_key(&job.id), &job, revision).await })?
+        self.link.wait(async move { link.update(&Job::record_key(&job.id), &job, revision).await })?
     }
 }

@@ -17,7 +17,6 @@ use super::link::Link;
 use super::lora_previews;
 use super::messages::{Outbox, publish};
 use super::objects::Objects;
-use super::records::JobRecord;
 use super::replica::{Follower, Replica};
 use super::tickets::Tickets;
 use super::worker_ledger::{WorkerHealth, WorkerLedger};
@@ -26,6 +25,7 @@ use crate::api::{Gate, probes};
 use crate::attempts::Attempts;
 use crate::auth::Auth;
 use crate::generator::{Catalogue, Generator};
+use crate::job::Job;
 use crate::jobs::{Jobs, WeakJobs};
 use crate::listen::{finish_jobs, serve_app};
 use crate::roles::Shutdown;
@@ -195,11 +195,11 @@ impl Follower for HeldJobs {
         let Some(id) = entry.key.strip_prefix("job.") else { return };
         let Some(held) = lock(&self.tickets.held).get(id).map(|held| held.ticket) else { return };
         let Some(jobs) = self.jobs.upgrade() else { return };
-        let record = serde_json::from_slice::<JobRecord>(&entry.value).ok();
+        let record = serde_json::from_slice::<Job>(&entry.value).ok();
         let own = &self.tickets.link.id;
         let is_own = record
             .as_ref()
-            .is_some_and(|job| job.worker.as_ref() == Some(own) && job.ticket_id() == Some(held));
+            .is_some_and(|job| job.fleet.worker.as_ref() == Some(own) && job.ticket_id() == Some(held));
         if !is_own {
             tracing::warn!(job = id, "another worker has taken over a job");
             lock(&self.tickets.held).remove(id);

@@ -13,10 +13,10 @@ use super::records::ImageRecord;
 use super::tickets::Tickets;
 use crate::attempts::WeakAttempts;
 use crate::health::Health;
+use crate::job::JobEnd;
 use crate::live::LiveJob;
 use crate::roles::Attempting;
-use crate::store::{ImageRow, JobEnd, Store, StoreError};
-use crate::work::batch_key;
+use crate::store::{ImageRow, Store, StoreError};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -79,7 +79,8 @@ impl Attempting for Arc<WorkerLedger> {
         if let Some((code, reason)) = &end.error
             && code == "model_failed"
         {
-            let known = self.tickets.replica.state().jobs.get(&end.id).map(|job| job.record.model.clone());
+            let known =
+                self.tickets.replica.state().jobs.get(&end.id).map(|job| job.record.fleet.model.clone());
             // Before the job is returned, so that it is not claimed here again.
             known.into_iter().for_each(|model| self.withdraw(&model, reason));
         }
@@ -129,8 +130,9 @@ impl Attempting for Arc<WorkerLedger> {
     fn claim_batch(&self, first: &LiveJob, room: u32) {
         let Some(attempts) = lock(&self.attempts).as_ref().and_then(WeakAttempts::upgrade) else { return };
         let known = self.tickets.replica.state().jobs.get(&first.id).map(|known| Arc::clone(&known.record));
-        let Some(job) = known.filter(|_| room > 0 && !first.run_alone) else { return };
-        let jobs = self.tickets.claim_batch(&job.model, &batch_key(&job.request), room);
+        let Some(job) = known.filter(|_| room > 0) else { return };
+        let Some(key) = first.batch_key() else { return };
+        let jobs = self.tickets.claim_batch(&job.fleet.model, key, room);
         jobs.iter().for_each(|job| enqueue_claimed(&attempts, &self.tickets, job, &Mutex::default()));
     }
 }

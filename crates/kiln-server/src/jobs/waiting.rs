@@ -13,18 +13,16 @@ use crate::queue::{GroupEvent, Queue};
 impl Jobs {
     /// Puts a stored job into the queue.
     pub(crate) fn enqueue(&self, live: LiveJob) {
-        let queued = self.queued_job(&live);
-        self.queue().push(queued, Arc::new(live));
+        self.queue().push(Arc::new(live));
     }
 
     /// Puts an accepted job into the queue, unless no more are taken; returns whether it did.
     pub(crate) fn push(&self, live: &Arc<LiveJob>) -> bool {
-        let queued = self.queued_job(live);
         let mut queue = self.queue();
         if queue.stopping {
             return false;
         }
-        queue.push(queued, Arc::clone(live));
+        queue.push(Arc::clone(live));
         drop(queue);
         self.wake.notify_all();
         true
@@ -108,7 +106,7 @@ impl Jobs {
         idle_generators: &AtomicUsize,
         members: &[&LiveJob],
     ) -> GroupEvent {
-        let batch_key = self.batch_key(first);
+        let batch_key = first.batch_key();
         self.wait(|queue| {
             if queue.stopping {
                 return Some(GroupEvent::Stopping);
@@ -116,7 +114,7 @@ impl Jobs {
             if members.iter().any(|live| live.is_cancelled()) {
                 return Some(GroupEvent::Cancelled);
             }
-            let joining = batch_key.as_ref().map_or(Vec::new(), |key| queue.take_batchable(key, room));
+            let joining = batch_key.map_or(Vec::new(), |key| queue.take_batchable(key, room));
             if !joining.is_empty() {
                 return Some(GroupEvent::Join(joining));
             }

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use sha2::{Digest, Sha256};
 
 use super::{Store, StoreError, now};
+use crate::job::Job;
 
 /// How long a key is remembered.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -20,6 +21,12 @@ pub(crate) struct IdempotencyKey {
 }
 
 impl IdempotencyKey {
+    /// The key of a job.
+    pub(super) fn of(job: &Job) -> Option<IdempotencyKey> {
+        let (key, fingerprint) = job.key.clone()?;
+        Some(IdempotencyKey { client: job.client.clone(), key, fingerprint })
+    }
+
     /// The id of its job in a fleet: the same wherever it is submitted again.
     pub(crate) fn job_id(&self) -> String {
         let hash = Sha256::new().chain_update(&self.client).chain_update([0]).chain_update(&self.key);

@@ -3,129 +3,23 @@
 use kiln_engine::Request;
 use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
-use serde::{Deserialize, Serialize};
 
 use super::files::INPUT_PREFIX;
 use super::idempotency::IdempotencyKey;
 use super::{Store, StoreError, now, order};
 use crate::generator::name;
+use crate::job::{Job, JobEnd, JobState};
 use crate::priority::Priority;
-
-/// The state of a job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum JobState {
-    /// Waiting in the queue.
-    #[default]
-    Queued,
-    /// Being generated.
-    Running,
-    /// Finished; the images are available.
-    Done,
-    /// Ended with an error.
-    Failed,
-    /// Cancelled by a client.
-    Cancelled,
-}
-
-impl JobState {
-    /// Whether the job has ended.
-    pub fn is_final(self) -> bool {
-        !matches!(self, JobState::Queued | JobState::Running)
-    }
-
-    /// The name used in JSON and in the database.
-    pub fn name(self) -> &'static str {
-        match self {
-            JobState::Queued => "queued",
-            JobState::Running => "running",
-            JobState::Done => "done",
-            JobState::Failed => "failed",
-            JobState::Cancelled => "cancelled",
-        }
-    }
-
-    fn parse(name: &str) -> JobState {
-        match name {
-            "queued" => JobState::Queued,
-            "running" => JobState::Running,
-            "done" => JobState::Done,
-            "cancelled" => JobState::Cancelled,
-            _ => JobState::Failed,
-        }
-    }
-}
-
-/// A job in the database.
-#[derive(Clone, Debug, PartialEq)]
-pub struct JobRow {
-    /// Its id.
-    pub id: String,
-    /// The client that submitted it.
-    pub client: String,
-    /// A client waits for it on an open connection; it is not resumed after a restart.
-    pub attached: bool,
-    /// Its priority.
-    pub priority: Priority,
-    /// The request; empty if it is `unreadable`.
-    pub request: Request,
-    /// Why the stored request can't be read.
-    pub unreadable: Option<String>,
-    /// Its state.
-    pub state: JobState,
-    /// How often it was started.
-    pub attempts: u32,
-    /// When it was submitted, in milliseconds since 1970.
-    pub created: i64,
-    /// When it was last started.
-    pub started: Option<i64>,
-    /// When it ended.
-    pub finished: Option<i64>,
-    /// Why it failed: error code and message.
-    pub error: Option<(String, String)>,
-    /// Messages about the job.
-    pub notes: Vec<String>,
-}
-
-impl JobRow {
-    /// It with an end that is not in the database yet.
-    pub(crate) fn with_end(mut self, end: Option<JobEnd>) -> JobRow {
-        if let Some(end) = end {
-            (self.state, self.error, self.notes) = (end.state, end.error, end.notes);
-            self.finished = Some(end.finished);
-        }
-        self
-    }
-}
-
-/// How a job ended.
-#[derive(Clone, Debug)]
-pub(crate) struct JobEnd {
-    pub(crate) id: String,
-    pub(crate) state: JobState,
-    /// Error code and message.
-    pub(crate) error: Option<(String, String)>,
-    pub(crate) notes: Vec<String>,
-    /// In milliseconds since 1970.
-    pub(crate) finished: i64,
-    /// Whether the job may succeed on another machine: the server failed, not the request.
-    pub(crate) retry: bool,
-}
 
 impl Store {
     /// Inserts a new job. Once this returns, the job survives a restart. If an earlier job has the same idempotency key,
     /// that one's id is returned instead, or no id if its request was another one.
-    pub(crate) fn insert(
-        &self,
-        job: &JobRow,
-        key: Option<&IdempotencyKey>,
-        webhook: Option<&str>,
-    ) -> Result<Option<Option<String>>, StoreError> {
+    pub(crate) fn insert(&self, job: &Job) -> Result<Option<Option<String>>, StoreError> {
+        let key = IdempotencyKey::of(job);
         let request = to_json(&job.request);
         let mut db = self.writer()?;
         let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        if let Some(key) = key
+        if let Some(key) = &key
             && let Some((earlier, fingerprint)) = key.find(&transaction)?
         {
             return Ok(Some(Some(earlier).filter(|_| fingerprint == key.fingerprint)));
@@ -151,7 +45,7 @@ impl Store {
         if let Some(key) = key {
             key.insert(&transaction, &job.id)?;
         }
-        if let Some(url) = webhook {
+        if let Some(url) = &job.webhook {
             transaction.execute("INSERT INTO webhooks (job, url) VALUES (?, ?)", params![job.id, url])?;
         }
         transaction.commit()?;
@@ -194,14 +88,14 @@ impl Store {
     }
 
     /// The job with this id.
-    pub fn job(&self, id: &str) -> Result<Option<JobRow>, StoreError> {
+    pub(crate) fn job(&self, id: &str) -> Result<Option<Job>, StoreError> {
         let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
-        Ok(query.query_row([id], job_row).optional()?)
+        Ok(query.query_row([id], read_job).optional()?)
     }
 
     /// The latest jobs, newest first; of one client or of all. Fewer if their requests are very long.
-    pub fn jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<JobRow>, StoreError> {
+    pub(crate) fn jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<Job>, StoreError> {
         let db = self.reader();
         let mut query =
             db.prepare(&format!("{SELECT} WHERE ?1 IS NULL OR client = ?1 ORDER BY seq DESC LIMIT ?2"))?;
@@ -210,7 +104,7 @@ impl Store {
         while let Some(row) = rows.next()?
             && budget.take(row.get_ref(3)?)
         {
-            jobs.push(job_row(row)?);
+            jobs.push(read_job(row)?);
         }
         Ok(jobs)
     }
@@ -223,11 +117,11 @@ impl Store {
     }
 
     /// Jobs that an earlier process left unfinished, oldest first.
-    pub fn unfinished(&self) -> Result<Vec<JobRow>, StoreError> {
+    pub(crate) fn unfinished(&self) -> Result<Vec<Job>, StoreError> {
         let db = self.reader();
         let mut query =
             db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
-        Ok(query.query_map([], job_row)?.collect::<Result<_, _>>()?)
+        Ok(query.query_map([], read_job)?.collect::<Result<_, _>>()?)
     }
 }
 
@@ -251,14 +145,14 @@ impl ListBudget {
 
 const SELECT: &str = "SELECT id, client, attached, request, state, attempts, created, started, finished, error_code, error, notes, priority FROM jobs";
 
-fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
+fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
     let error = row.get::<_, Option<String>>(9)?.zip(row.get(10)?);
     let notes: Option<String> = row.get(11)?;
     let (request, unreadable) = match parse_request(row.get_ref(3)?) {
         Ok(request) => (request, None),
         Err(reason) => (Request::default(), Some(reason)),
     };
-    Ok(JobRow {
+    Ok(Job {
         id: row.get(0)?,
         client: row.get(1)?,
         attached: row.get(2)?,
@@ -272,6 +166,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         finished: row.get(8)?,
         error,
         notes: notes.and_then(|notes| serde_json::from_str(&notes).ok()).unwrap_or_default(),
+        ..Job::default()
     })
 }
 

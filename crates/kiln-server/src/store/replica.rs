@@ -4,8 +4,9 @@ use rusqlite::{OptionalExtension, params};
 use sha2::{Digest, Sha256};
 
 use super::jobs::to_json;
-use super::{FileKind, GalleryLimits, JobRow, Store, StoreError, retention};
+use super::{FileKind, GalleryLimits, Store, StoreError, retention};
 use crate::generator::name;
+use crate::job::Job;
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -16,15 +17,12 @@ impl Store {
     }
 
     /// Writes a job at its place.
-    pub(crate) fn put_job(
-        &self,
-        job: &JobRow,
-        place: i64,
-        key: Option<(&str, &str)>,
-        webhook: Option<&str>,
-    ) -> Result<()> {
+    pub(crate) fn put_job(&self, job: &Job) -> Result<()> {
+        let place = i64::try_from(job.fleet.sequence).unwrap_or(i64::MAX);
+        // A job that is tried again shows no error.
+        let error = job.error.as_ref().filter(|_| job.state.is_final());
         let notes = (!job.notes.is_empty()).then(|| serde_json::to_string(&job.notes).unwrap_or_default());
-        let (code, message) = job.error.as_ref().map(|(code, message)| (code, message)).unzip();
+        let (code, message) = error.map(|(code, message)| (code, message)).unzip();
         let mut db = self.writer()?;
         let transaction = db.transaction()?;
         // A place that another job has: this one comes last.
@@ -63,13 +61,13 @@ impl Store {
                 params![job.id, input],
             )?;
         }
-        if let Some((key, fingerprint)) = key {
+        if let Some((key, fingerprint)) = &job.key {
             transaction.execute(
                 "INSERT OR REPLACE INTO idempotency (client, key, fingerprint, job, created) VALUES (?, ?, ?, ?, ?)",
                 params![job.client, key, fingerprint, job.id, job.created],
             )?;
         }
-        match webhook {
+        match &job.webhook {
             Some(url) => transaction
                 .execute("INSERT OR REPLACE INTO webhooks (job, url) VALUES (?, ?)", params![job.id, url])?,
             None => transaction.execute("DELETE FROM webhooks WHERE job = ?", [&job.id])?,

@@ -12,9 +12,9 @@ use serde::Deserialize;
 use super::Trainings;
 use super::record::Record;
 use super::training::{Training, TrainingSnapshot, TrainingState};
-use crate::Server;
-use crate::api::Caller;
+use crate::caller::Caller;
 use crate::generator::{JobError, name};
+use crate::intake::Intake;
 use crate::random::random_bytes;
 use crate::store::now;
 use crate::trainer::{TrainingCheck, TrainingTask};
@@ -51,7 +51,7 @@ fn invalid(param: &'static str, message: impl Into<String>) -> JobError {
     JobError::request("invalid_value", message).param(param)
 }
 
-impl Server {
+impl Intake {
     /// Checks a training as if it were to start, and keeps nothing.
     pub(crate) fn check_training(
         &self,

@@ -1,6 +1,7 @@
 //! The thread that runs trainings, and what a running training tells the server and hears from it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::check_queue::CheckQueue;
 use super::training::{Training, TrainingState};
 use super::{TrainedLoras, Trainings, record};
-use crate::Server;
 use crate::generator::{ErrorKind, JobError};
+use crate::jobs::Jobs;
 use crate::trainer::{Trainer, TrainingEnd, TrainingStep};
 
 /// Time between two looks at the queue of image jobs.
@@ -17,86 +18,80 @@ const POLL: Duration = Duration::from_millis(20);
 /// The most notes of a training.
 const MAX_NOTES: usize = 50;
 
-impl Server {
-    /// Allows trainings: reads those of the data folder and starts the thread that runs them. It ends after
-    /// [`Server::close`], once the running training has saved its state.
-    pub fn train_with(&self, trainer: impl Trainer) -> std::io::Result<JoinHandle<()>> {
-        let folder = self.folder().join("trainings");
+impl Trainings {
+    /// Reads the trainings of a folder.
+    pub(crate) fn open(jobs: &Jobs, folder: PathBuf, trainer: impl Trainer) -> std::io::Result<Trainings> {
         record::create_folder(&folder)?;
         let all = record::load(&folder, &trainer)?;
-        let trainings = Trainings {
+        Ok(Trainings {
+            jobs: jobs.clone(),
             trainer: Arc::new(trainer),
             loras: TrainedLoras::load(&folder, &all),
             all: Mutex::new(all),
             folder,
             wake: Condvar::new(),
             checks: CheckQueue::default(),
-        };
-        if self.trainings.set(trainings).is_err() {
-            return Err(std::io::Error::other("trainings are allowed already"));
-        }
-        let server = self.clone();
+        })
+    }
+
+    /// Starts the thread that runs trainings. It ends when the server stops, once the running training has saved its state.
+    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
+        let trainings = Arc::clone(self);
         std::thread::Builder::new().name("training".into()).spawn(move || {
-            let Some(trainings) = server.trainings.get() else { return };
-            while let Some(training) = trainings.next(&server) {
-                server.run_training(trainings, training);
+            while let Some(training) = trainings.next() {
+                trainings.run_training(training);
             }
         })
     }
 
-    /// Whether image jobs are queued or running, or the model is still being loaded for them.
-    fn wants_device(&self) -> bool {
-        !self.unfinished().is_empty() || !self.is_ready()
-    }
-
-    fn run_training(&self, trainings: &Trainings, training: Arc<Training>) {
-        let progress = TrainingProgress { server: self.clone(), training: Arc::clone(&training) };
+    fn run_training(self: &Arc<Self>, training: Arc<Training>) {
+        let progress = TrainingProgress { trainings: Arc::clone(self), training: Arc::clone(&training) };
         progress.wait_until_idle(Duration::ZERO);
         if progress.is_stopped() {
-            return self.end_stopped(&training);
+            return end_stopped(&training);
         }
         training.change(|s| s.state = TrainingState::Preparing);
         training.save();
         tracing::info!(training = training.id, client = training.client, "training started");
         let end = loop {
-            let train = || training.with_task(|task| trainings.trainer.train(task, &progress));
+            let train = || training.with_task(|task| self.trainer.train(task, &progress));
             let end = catch_unwind(AssertUnwindSafe(train)).unwrap_or_else(|_| {
-                self.metrics.panicked();
+                self.jobs.metrics.panicked();
                 Err(JobError::server("panicked", "the training panicked; the log says more"))
             });
             match end {
                 Ok(TrainingEnd::Stopped) if !progress.is_stopped() => {
-                    progress.wait_until_idle(trainings.trainer.idle_time());
+                    progress.wait_until_idle(self.trainer.idle_time());
                 }
                 end => break end,
             }
         };
         match end {
             Ok(TrainingEnd::Done(lora)) => {
-                trainings.trainer.clean_up(&training.run_path());
-                trainings.loras.insert(&lora, &training.client);
+                self.trainer.clean_up(&training.run_path());
+                self.loras.insert(&lora, &training.client);
                 training.end(TrainingState::Done, None, Some(lora));
             }
-            Ok(TrainingEnd::Stopped) => return self.end_stopped(&training),
-            Err(error) if error.kind == ErrorKind::Cancelled => return self.end_stopped(&training),
+            Ok(TrainingEnd::Stopped) => return end_stopped(&training),
+            Err(error) if error.kind == ErrorKind::Cancelled => return end_stopped(&training),
             Err(error) => training.end(TrainingState::Failed, Some((error.code.into(), error.message)), None),
         }
         let error = training.snapshot().error.map(|(_, message)| message);
         tracing::info!(training = training.id, error, "training ended");
     }
+}
 
-    /// Ends a training that was cancelled, or that the server stops in: it continues at the next start.
-    fn end_stopped(&self, training: &Training) {
-        let cancelled = training.is_cancelled();
-        let state = if cancelled { TrainingState::Cancelled } else { TrainingState::Queued };
-        training.end(state, None, None);
-        tracing::info!(training = training.id, cancelled, "training stopped");
-    }
+/// Ends a training that was cancelled, or that the server stops in: it continues at the next start.
+fn end_stopped(training: &Training) {
+    let cancelled = training.is_cancelled();
+    let state = if cancelled { TrainingState::Cancelled } else { TrainingState::Queued };
+    training.end(state, None, None);
+    tracing::info!(training = training.id, cancelled, "training stopped");
 }
 
 /// A running training, as its [`Trainer`] sees it.
 pub struct TrainingProgress {
-    server: Server,
+    trainings: Arc<Trainings>,
     training: Arc<Training>,
 }
 
@@ -108,10 +103,8 @@ impl TrainingProgress {
 
     /// Tells that the steps begin, after this many.
     pub fn starting(&self, step: u64) {
-        if let Some(trainings) = self.server.trainings.get() {
-            let files = trainings.trainer.files(&self.training.run_path());
-            self.training.set_losses(files.losses, step);
-        }
+        let files = self.trainings.trainer.files(&self.training.run_path());
+        self.training.set_losses(files.losses, step);
         self.training.change(|s| (s.state, s.preparing, s.step) = (TrainingState::Running, None, step));
     }
 
@@ -140,12 +133,13 @@ impl TrainingProgress {
 
     /// Whether to save and stop: it was cancelled, or the server stops.
     pub fn is_stopped(&self) -> bool {
-        self.training.is_cancelled() || *self.server.closing.borrow()
+        self.training.is_cancelled() || *self.trainings.jobs.closing.borrow()
     }
 
-    /// Whether image jobs wait for the device.
+    /// Whether image jobs are queued or running, or the model is still being loaded for them.
     pub fn is_device_wanted(&self) -> bool {
-        self.server.wants_device()
+        let jobs = &self.trainings.jobs;
+        !jobs.unfinished().is_empty() || !jobs.is_ready()
     }
 
     /// Waits until image jobs no longer want the device, or the training is stopped.

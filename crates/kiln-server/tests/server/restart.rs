@@ -132,3 +132,29 @@ async fn jobs_in_databases_of_earlier_versions_are_read() {
     assert_eq!((request.seed, request.loras[0].weight), (vec![u64::MAX], 0.5));
     assert_eq!(request.negative_prompts, ["rain"]);
 }
+
+#[tokio::test]
+async fn the_data_folder_of_an_earlier_version_is_continued() {
+    let folder = Arc::new(TempDir::new().unwrap());
+    let db = Connection::open(folder.path().join("queue.sqlite")).unwrap();
+    db.execute_batch(include_str!("../data/earlier/queue.sql")).unwrap();
+    drop(db);
+    let server = TestServer::open(folder, |_| {}, true);
+    let done = server.wait("39e188df2d1812fc2677ac91").await;
+    assert_eq!((&done["status"], &done["order"]["prompt"]), (&json!("done"), &json!("an apple")));
+    let image = &done["pictures"][0];
+    assert_eq!(
+        (&image["seed"], &image["bytes"], &image["favourite"]),
+        (&json!("7"), &json!(2485), &json!(true))
+    );
+    let cancelled = server.wait("07162e5e9a05255df5885bc0").await;
+    assert_eq!((&cancelled["status"], &cancelled["priority"]), (&json!("cancelled"), &json!("low")));
+    for (id, prompt, images) in [
+        ("eeed18888b1bf66f89bb5881", json!("long"), 1),
+        ("6c5502d83d3d2f289ff085ed", json!(["a fox", "a hen"]), 2),
+    ] {
+        let job = server.wait(id).await;
+        assert_eq!((&job["status"], &job["order"]["prompt"]), (&json!("done"), &prompt));
+        assert_eq!(job["pictures"].as_array().unwrap().len(), images);
+    }
+}

@@ -11,8 +11,8 @@ use serde_json::Value;
 use crate::api::fields::Fields;
 use crate::api::{Caller, Query, json};
 use crate::intake::Intake;
-use crate::live::{Api, LiveJob};
-use crate::store::JobState;
+use crate::job::{Api, JobState};
+use crate::live::LiveJob;
 
 /// The progress of the running job, in A1111's format.
 #[derive(Serialize)]

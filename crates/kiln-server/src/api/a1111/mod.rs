@@ -23,7 +23,8 @@ use super::fields::{Fields, parse_request};
 use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
 use crate::Server;
 use crate::generator::ErrorKind;
-use crate::live::{Api, JobSnapshot, SavedImage};
+use crate::job::Api;
+use crate::live::{JobSnapshot, SavedImage};
 use unsupported::Unsupported;
 
 /// A1111's default for `denoising_strength`.
