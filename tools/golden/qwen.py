@@ -1,4 +1,4 @@
-"""Packs the Qwen3 tokenizer for the program: `qwen.py TOKENIZER.json ../../crates/kiln-model/assets/tokenizer.zst`.
+"""Packs the Qwen3 tokenizer for the program: `qwen.py TOKENIZER.json ../../crates/kiln-family/assets/tokenizer.zst`.
 
 The vocabulary is 256 characters followed by the result of each merge, in order, so the merges alone determine it, in a third of the size. The packed text has three
 lines of JSON (the file up to the end of those characters, the part between vocabulary and merges, and the rest) and then one merge per line, escaped as in JSON.

@@ -1,4 +1,4 @@
-"""Packs Mistral's tokenizer for the program: `tekken.py TEKKEN.json TOKENIZER.json ../../crates/kiln-model/assets/tekken.zst`.
+"""Packs Mistral's tokenizer for the program: `tekken.py TEKKEN.json TOKENIZER.json ../../crates/kiln-family/assets/tekken.zst`.
 
 The vocabulary is the 256 bytes and then tokens, each of which is the concatenation of two earlier ones; its order is that of the merges. So two numbers a token
 describe all of it: 24 bits each, in planes of one byte (all highest bytes of the left sides, …, all lowest bytes of the right sides). Of the possible splits of a

@@ -1,6 +1,6 @@
 """Encodes the prompts of tokenizer_reference.json with the real Qwen3 tokenizer.
 
-    cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.zst ../../testdata/tokenizer_reference.json
+    cd tools/golden && python tokens.py ../../crates/kiln-family/assets/tokenizer.zst ../../testdata/tokenizer_reference.json
 
 Reads the prompts from the file: to add one, add its `name` and `prompt` there, and run this. Needs the `zstd` program.
 """
@@ -27,7 +27,7 @@ def main(asset, path):
                  input_ids_512=kept + [pad] * (LENGTH - len(kept)))
         )  # fmt: skip
     head = dict(
-        command="cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.zst "
+        command="cd tools/golden && python tokens.py ../../crates/kiln-family/assets/tokenizer.zst "
         "../../testdata/tokenizer_reference.json",
         versions=dict(tokenizers=tokenizers.__version__), tolerance="exact", template=TEMPLATE, pad_id=pad,
         max_length=LENGTH, padding_side="right", truncation_side="right",

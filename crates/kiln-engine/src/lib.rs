@@ -83,8 +83,8 @@ pub use kiln_model::{Event, StepEnd, StepReply};
 pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
 pub use model::{
-    ComponentFile, ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant, VariantSource,
-    Vocabulary, config_key,
+    ComponentFile, ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, VariantSource, Vocabulary,
+    config_key, find_variant,
 };
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;

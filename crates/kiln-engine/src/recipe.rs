@@ -4,13 +4,14 @@ mod paths;
 
 use std::path::{Path, PathBuf};
 
+use kiln_family::Variant;
 use kiln_image::{Encoding, RgbImage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, ErrorContext, Result};
 use crate::inputs;
-use crate::model::{ComponentPaths, Variant};
+use crate::model::ComponentPaths;
 use crate::plan::Plan;
 use crate::request::{BatchPosition, Request};
 

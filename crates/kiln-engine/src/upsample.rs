@@ -9,7 +9,7 @@ use kiln_image::RgbImage;
 use kiln_model::language_model::{self, Sampling};
 use kiln_model::tokenizer::{PromptTokenizer, TokenizerFiles};
 use kiln_model::vision::{self, Patches};
-use kiln_model::{ResidencyPlan, TextEncoderFamily, Upsampler, text_encoder};
+use kiln_model::{ResidencyPlan, Upsampler, text_encoder};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
@@ -41,7 +41,7 @@ pub fn check_temperature(temperature: f32) -> Result<()> {
 
 /// Describes why a text encoder can't rewrite prompts, if so. Reads nothing but names.
 pub fn problem(component: &ModelComponent<text_encoder::Config>) -> Result<Option<String>> {
-    if component.config.family() != TextEncoderFamily::Mistral {
+    if !component.config.encoder().rewrites_prompts {
         return Ok(Some("it is not a Mistral".into()));
     }
     Ok(language_model::problem(component.weights()?, &component.config))
@@ -97,7 +97,7 @@ impl PromptRewriter {
             Ok(vision) => vision,
             Err(problem) => return refuse(problem),
         };
-        let tokenizer = open_tokenizer(TextEncoderFamily::Mistral, tokenizer, Some(weights))?;
+        let tokenizer = open_tokenizer(component.config.encoder(), tokenizer, Some(weights))?;
         Ok(PromptRewriter { weights: weights.clone(), config: component.config.clone(), tokenizer, vision })
     }
 

@@ -13,7 +13,6 @@
 mod autoencoder;
 pub mod config;
 mod error;
-mod family;
 mod finite;
 pub mod language_model;
 mod observer;
@@ -31,7 +30,6 @@ pub mod vision;
 
 pub use autoencoder::{Autoencoder, PendingImage};
 pub use error::{Error, Result};
-pub use family::TextEncoderFamily;
 pub use finite::are_finite;
 pub use observer::{Event, Observer, StepEnd, StepOutput, StepReply};
 pub use residency::ResidencyPlan;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kiln_model::TextEncoderFamily;
+use kiln_family::flux2::{MISTRAL, QWEN3};
 use kiln_model::schedule::{Schedule, SchedulerConfig, SigmaSpacing, empirical_mu};
 use kiln_model::tokenizer::PromptTokenizer;
 use serde::Deserialize;
@@ -29,7 +29,7 @@ struct TokenizerReference {
 #[test]
 fn the_built_in_tokenizer_gives_the_reference_ids() {
     let reference: TokenizerReference = serde_json::from_slice(&golden("tokenizer_reference.json")).unwrap();
-    let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Qwen3).unwrap();
+    let tokenizer = PromptTokenizer::built_in(&QWEN3).unwrap();
     assert_eq!(reference.prompts.len(), 74);
     for p in &reference.prompts {
         let tokens = tokenizer.encode(&p.prompt, 512).unwrap();
@@ -43,7 +43,7 @@ fn the_built_in_tokenizer_gives_the_reference_ids() {
 fn mistrals_tokenizer_gives_the_reference_ids() {
     let reference: TokenizerReference =
         serde_json::from_slice(&golden("dev/tokenizer_reference.json")).unwrap();
-    let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Mistral).unwrap();
+    let tokenizer = PromptTokenizer::built_in(&MISTRAL).unwrap();
     assert_eq!(reference.prompts.len(), 82);
     for p in &reference.prompts {
         let tokens = tokenizer.encode(&p.prompt, 512).unwrap();
@@ -59,7 +59,7 @@ fn mistrals_tokenizer_gives_the_reference_ids() {
 
 #[test]
 fn typed_padding_counts_as_text() {
-    let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Qwen3).unwrap();
+    let tokenizer = PromptTokenizer::built_in(&QWEN3).unwrap();
     let plain = tokenizer.encode("a", 64).unwrap();
     let typed = tokenizer.encode("a<|endoftext|>", 64).unwrap();
     assert_eq!(typed.real, 0..plain.real.end + 1);

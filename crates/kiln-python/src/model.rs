@@ -272,7 +272,7 @@ impl Model {
         let fields = PyDict::new(py);
         fields.set_item("name", model.recorded_name())?;
         fields.set_item("path", &model.path)?;
-        fields.set_item("variant", model.variant.name())?;
+        fields.set_item("variant", model.variant.name)?;
         fields.set_item("size", model.default_size)?;
         fields.set_item("steps", model.default_steps())?;
         fields.set_item("guidance", model.default_guidance())?;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::{
-    Device, DeviceInfo, Model, Settings, TrainingVisitor, Variant, VariantSource, WeightBytes, machine,
-    probe_gpus, with_training_backend,
+    Device, DeviceInfo, Model, Settings, TrainingVisitor, VariantSource, WeightBytes, machine, probe_gpus,
+    with_training_backend,
 };
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::Transformer;
@@ -132,7 +132,7 @@ pub trait JobWatcher: Watcher {
 
 /// Refuses to train on a distilled model.
 pub fn check_variant(model: &Model) -> Result<()> {
-    if !matches!(model.variant, Variant::Distilled | Variant::Kv) {
+    if !model.variant.is_distilled {
         return Ok(());
     }
     let what = format!(

@@ -6,16 +6,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use kiln_family::Variant;
 use kiln_model::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
-use kiln_model::{TextEncoderFamily, config};
-use kiln_model::{text_encoder, transformer, vae};
+use kiln_model::{config, text_encoder, transformer, vae};
 use kiln_weights::WeightSource;
 
 use super::component::{ModelComponent, SourceCache, open_component};
 use super::component_paths::ComponentPaths;
 use super::locate::{self, Located};
 use super::search::{self, ComponentSearch};
-use super::variant::{Variant, VariantSource};
+use super::variant::{VariantSource, find_variant};
 use super::{Model, diffusers};
 use crate::error::{Error, Result};
 
@@ -106,9 +106,11 @@ fn variant_of(
     transformer: &ModelComponent<transformer::Config>,
     usual: Option<Variant>,
 ) -> Result<(Variant, VariantSource)> {
-    let found = Variant::of(transformer.weights()?, transformer.config.guidance_embeds)?;
+    let found = find_variant(transformer.weights()?, transformer.config.guidance_embeds)?;
     Ok(match (found, usual) {
-        ((_, VariantSource::Stated) | (Variant::Base | Variant::Kv, VariantSource::Name), _) => found,
+        ((_, VariantSource::Stated), _) => found,
+        // The first variant is also what a name says that says little.
+        ((variant, VariantSource::Name), _) if variant != variant.family.default_variant() => found,
         (_, Some(usual)) => (usual, VariantSource::Stated),
         (_, None) => found,
     })
@@ -139,7 +141,7 @@ fn assemble(
     }
     let mut search = ComponentSearch::new(near, paths, sources);
     let fits = |text: &text_encoder::Config| {
-        text.family() == variant.text_encoder_family() && text.text_dim() == config.joint_attention_dim
+        text.encoder() == variant.text_encoder && text.text_dim() == config.joint_attention_dim
     };
     let text_encoder = search.find(paths.text_encoder.as_deref(), fits)?;
     let fits = |vae: &vae::Config| vae.token_channels() == config.in_channels;
@@ -170,17 +172,12 @@ fn assemble(
 /// Checks that a text encoder with another vocabulary than the built-in tokenizer's comes with its own.
 fn check_tokenizer(model: &Model) -> Result<()> {
     let Some(component) = &model.text_encoder else { return Ok(()) };
-    // One more than the highest token id.
-    let built_in = match component.config.family() {
-        TextEncoderFamily::Qwen3 => 151_669,
-        TextEncoderFamily::Mistral => 131_072,
-    };
-    let (family, found) = (component.config.family(), component.config.vocab_size);
-    if found >= built_in || model.tokenizer.is_some() || model.embedded_tokenizer().is_some() {
+    let (encoder, found) = (component.config.encoder(), component.config.vocab_size);
+    if found >= encoder.vocabulary || model.tokenizer.is_some() || model.embedded_tokenizer().is_some() {
         return Ok(());
     }
     let what = format!(
-        "this text encoder has a vocabulary of {found} tokens, fewer than {family}'s tokenizer, and there is no \
+        "this text encoder has a vocabulary of {found} tokens, fewer than {encoder}'s tokenizer, and there is no \
          `tokenizer.json` of its own next to it"
     );
     Err(Error::config(&component.path, what))

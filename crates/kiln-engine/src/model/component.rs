@@ -201,7 +201,7 @@ component_config!(
     Component::TextEncoder,
     "text_encoder",
     ["text_encoders", "clip"],
-    |c| { format!("{} with hidden size {}", c.family(), c.hidden_size) }
+    |c| { format!("{} with hidden size {}", c.encoder(), c.hidden_size) }
 );
 component_config!(vae::Config, Component::Vae, "vae", [], |c| {
     format!("an autoencoder with {} channels", c.token_channels())

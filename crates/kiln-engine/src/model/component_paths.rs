@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::variant::Variant;
+use kiln_family::Variant;
 
 /// Paths of components that replace a model's own, or that together form a model.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+use kiln_family::{FAMILIES, Family, Variant};
 use kiln_model::config::{parse, read_bytes};
 use kiln_model::schedule::{SCHEDULER, SchedulerConfig};
 use kiln_model::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
@@ -17,7 +18,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::component::{ComponentConfig, ModelComponent};
-use super::variant::Variant;
 use super::{FULL_SIZE, Model, ModelDefaults};
 use crate::error::{Error, Result};
 
@@ -108,16 +108,12 @@ impl ModelFiles<'_> {
             let what = format!("the scheduler is `{class}`, expected `{SCHEDULER}`");
             return Err(Error::config(self.root.join("model_index.json"), what));
         }
-        match (index.class_name.as_str(), index.is_distilled) {
-            ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", Some(true)) => Ok(Variant::Distilled),
-            ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", _) => Ok(Variant::Base),
-            ("Flux2KleinKVPipeline", _) => Ok(Variant::Kv),
-            ("Flux2Pipeline", _) => Ok(Variant::Dev),
-            (other, _) => {
-                let what = format!("the pipeline is `{other}`, expected one of the FLUX.2 family");
-                Err(Error::config(self.root.join("model_index.json"), what))
-            }
-        }
+        let unknown = || {
+            let (found, known) = (&index.class_name, FAMILIES[0].name);
+            let what = format!("the pipeline is `{found}`, expected one of the {known} family");
+            Error::config(self.root.join("model_index.json"), what)
+        };
+        Family::of_pipeline(&index.class_name, index.is_distilled).ok_or_else(unknown)
     }
 }
 

@@ -11,10 +11,10 @@
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
+use kiln_family::Variant;
 use serde::Deserialize;
 
 use super::component_paths::ComponentPaths;
-use super::variant::Variant;
 use crate::error::{Error, Result};
 
 /// The largest manifest that is read, in bytes.
@@ -90,7 +90,7 @@ mod tests {
         let paths = parse(text).unwrap();
         assert_eq!(paths.transformer, Some(PathBuf::from("models/a.gguf")));
         assert_eq!(paths.vae, Some(PathBuf::from("models/vae/b.safetensors")));
-        assert_eq!((paths.variant, paths.text_encoder), (Some(Variant::Kv), None));
+        assert_eq!((paths.variant, paths.text_encoder), (Some(kiln_family::flux2::KV), None));
     }
 
     #[test]

@@ -21,9 +21,10 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_family::{TextEncoder, Variant};
 use kiln_model::schedule::SchedulerConfig;
 use kiln_model::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
-use kiln_model::{TextEncoderFamily, text_encoder, transformer, vae};
+use kiln_model::{text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::{Component, LinearPrecision, WeightSource};
 
@@ -33,7 +34,7 @@ pub use component::{ComponentFile, ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;
 use vae_file::VaeFiles;
-pub use variant::{Variant, VariantSource};
+pub use variant::{VariantSource, find_variant};
 pub use vocabulary::Vocabulary;
 
 use crate::error::{Error, MissingComponent, Result};
@@ -50,7 +51,7 @@ pub(crate) const FULL_SIZE: usize = 1024;
 pub struct Model {
     /// The model's folder or file.
     pub path: PathBuf,
-    /// Which FLUX.2 it is.
+    /// Which model of which family it is.
     pub variant: Variant,
     /// How that is known.
     pub variant_source: VariantSource,
@@ -60,7 +61,7 @@ pub struct Model {
     pub text_encoder: Option<ModelComponent<text_encoder::Config>>,
     /// The VAE; if absent, a request must name one.
     pub vae: Option<ModelComponent<vae::Config>>,
-    /// The model's own tokenizer; if absent, that of the text encoder's family, which is built in.
+    /// The model's own tokenizer; if absent, the text encoder's, which is built in.
     pub tokenizer: Option<TokenizerFiles>,
     /// The scheduler's configuration; FLUX.2's if the model has none.
     pub scheduler: SchedulerConfig,
@@ -147,7 +148,7 @@ impl Model {
             return Some(remark.into());
         }
         let has_guidance = self.transformer.config.guidance_embeds;
-        let stated = || Variant::of(self.transformer.weights().ok()?, has_guidance).ok();
+        let stated = || find_variant(self.transformer.weights().ok()?, has_guidance).ok();
         match stated() {
             Some((other, VariantSource::Stated))
                 if other != self.variant && self.overrides.variant.is_none() =>
@@ -174,7 +175,7 @@ impl Model {
         let mut metadata = BTreeMap::new();
         metadata.extend(config.map(|text| (config_key(component), text)));
         if component == Component::Transformer {
-            metadata.extend(self.variant.metadata(self.variant_source));
+            metadata.extend(self.variant_source.metadata(self.variant));
             let size = (self.default_size != FULL_SIZE).then(|| self.default_size.to_string());
             let defaults = [
                 ("size", size),
@@ -194,7 +195,7 @@ impl Model {
 
     /// Returns the default number of steps.
     pub fn default_steps(&self) -> usize {
-        self.defaults.steps.unwrap_or(self.variant.default_steps())
+        self.defaults.steps.unwrap_or(self.variant.steps)
     }
 
     /// Returns the default guidance; `None` for variants without guidance.
@@ -207,26 +208,23 @@ impl Model {
         (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
     }
 
-    /// Returns the family of its text encoder, or of the one it lacks.
-    pub fn text_encoder_family(&self) -> TextEncoderFamily {
-        match &self.text_encoder {
-            Some(component) => component.config.family(),
-            None => self.variant.text_encoder_family(),
-        }
+    /// Returns which text encoder it has, or lacks.
+    fn encoder(&self) -> &'static TextEncoder {
+        self.text_encoder.as_ref().map_or(self.variant.text_encoder, |component| component.config.encoder())
     }
 
     /// Returns the model's tokenizer, the one in its text encoder's file, or the built-in one. Reads it on first use.
     pub fn prompt_tokenizer(&self) -> Result<&PromptTokenizer> {
-        let family = self.text_encoder_family();
+        let encoder = self.encoder();
         // Weights that can't be opened are reported when they are loaded.
         let weights = || self.text_encoder.as_ref().filter(|_| self.tokenizer.is_none())?.weights().ok();
-        self.prompt_tokenizer.get_or_try_init(|| open_tokenizer(family, self.tokenizer.as_ref(), weights()))
+        self.prompt_tokenizer.get_or_try_init(|| open_tokenizer(encoder, self.tokenizer.as_ref(), weights()))
     }
 
-    /// Returns the tokenizer in the files of a Mistral text encoder, if there is one and none beside them.
+    /// Returns the tokenizer in the files of its text encoder, if there is one and none beside them.
     fn embedded_tokenizer(&self) -> Option<TokenizerFiles> {
         let component = self.text_encoder.as_ref().filter(|_| self.tokenizer.is_none())?;
-        embedded_tokenizer(component.config.family(), component.weights().ok()?)
+        embedded_tokenizer(component.config.encoder(), component.weights().ok()?)
     }
 
     /// Returns another VAE for this model, from a file or folder. Opens it on first use.
@@ -330,7 +328,7 @@ impl Model {
         let mismatch = |what: String| Err(Error::Mismatch { model: self.path.clone(), what });
         let config = &self.transformer.config;
         if let Some(text) = &self.text_encoder {
-            let (expected, found) = (self.variant.text_encoder_family(), text.config.family());
+            let (expected, found) = (self.variant.text_encoder, text.config.encoder());
             if expected != found {
                 return mismatch(format!(
                     "the transformer is {} and takes its text from {expected}, this text encoder is {found}",
@@ -355,7 +353,7 @@ impl Model {
                 ));
             }
         }
-        if config.guidance_embeds != (self.variant == Variant::Dev) {
+        if config.guidance_embeds != self.variant.embeds_guidance() {
             let (has, is) = (config.guidance_embeds, self.variant);
             return mismatch(format!("guidance_embeds is {has}, but the model is said to be {is}"));
         }
@@ -365,21 +363,21 @@ impl Model {
 
 /// Opens a text encoder's tokenizer: that of the files beside it, the one in its weights, or the built-in one.
 pub(crate) fn open_tokenizer(
-    family: TextEncoderFamily,
+    encoder: &TextEncoder,
     beside: Option<&TokenizerFiles>,
     weights: Option<&WeightSource>,
 ) -> Result<PromptTokenizer> {
-    let embedded = || embedded_tokenizer(family, weights?);
+    let embedded = || embedded_tokenizer(encoder, weights?);
     Ok(match beside {
-        Some(files) => PromptTokenizer::open(family, files)?,
+        Some(files) => PromptTokenizer::open(encoder, files)?,
         None => match embedded() {
-            Some(files) => PromptTokenizer::open(family, &files)?,
-            None => PromptTokenizer::built_in(family)?,
+            Some(files) => PromptTokenizer::open(encoder, &files)?,
+            None => PromptTokenizer::built_in(encoder)?,
         },
     })
 }
 
-/// Returns the tokenizer in the weights of a Mistral text encoder, if there is one.
-fn embedded_tokenizer(family: TextEncoderFamily, weights: &WeightSource) -> Option<TokenizerFiles> {
-    TokenizerFiles::embedded(weights).filter(|_| family == TextEncoderFamily::Mistral)
+/// Returns the tokenizer in the weights of a text encoder, if there is one.
+fn embedded_tokenizer(encoder: &TextEncoder, weights: &WeightSource) -> Option<TokenizerFiles> {
+    TokenizerFiles::embedded(weights).filter(|_| encoder.embeds_tokenizer)
 }

@@ -10,6 +10,7 @@
 //! image's request one step later. With the step cache (`transformer/step_cache.rs`) the host waits in each step for one
 //! number; meanwhile the device computes the velocity for the case that the cache is reused.
 
+use kiln_family::Variant;
 use kiln_model::schedule::Schedule;
 use kiln_model::transformer::{
     BatchItem, KvCache, Position, Prediction, References, RopeTables, StepCache, Transformer,
@@ -22,7 +23,6 @@ use kiln_tensor::{DType, HostTensor};
 use super::batch::Batch;
 use super::output::not_finite_after;
 use crate::error::Result;
-use crate::model::Variant;
 use crate::plan::Plan;
 use crate::progress::StepCounts;
 
@@ -258,7 +258,7 @@ impl<B: Backend> Denoiser<'_, B> {
 
     /// Returns the transformer's input for images at this noise level.
     fn inputs<'s>(&self, items: &'s [BatchItem<'s, B>], sigma: f32) -> TransformerBatch<'s, B> {
-        let guidance = self.plan.guidance.filter(|_| self.variant == Variant::Dev);
+        let guidance = self.plan.guidance.filter(|_| self.variant.embeds_guidance());
         TransformerBatch { items, timestep: Schedule::timestep(sigma), guidance }
     }
 

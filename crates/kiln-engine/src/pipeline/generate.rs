@@ -18,7 +18,6 @@ use super::output::{DeferredWork, IMAGE, PendingOutput, check_finite};
 use super::{Pipeline, join};
 use crate::error::{Error, Result};
 use crate::memory::MemoryEstimate;
-use crate::model::Variant;
 use crate::noise;
 use crate::plan::{Plan, Prompt, PromptSet, StartingPoint};
 
@@ -213,7 +212,7 @@ impl<B: Backend> Pipeline<B> {
         let (references, initial) = self.encode_images(plan, &autoencoder, &mut deferred, observer)?;
         // Inpainting, which passes its source as a reference, has no cached form.
         let from_noise = matches!(plan.start, StartingPoint::Noise);
-        let cached = self.model.variant == Variant::Kv && references.is_some() && from_noise;
+        let cached = self.model.variant.caches_references && references.is_some() && from_noise;
         let mode = if cached { ReferenceMode::Cached } else { ReferenceMode::Joint };
         let deferred = Mutex::new(deferred);
         Ok(PreparedPlan { plan, autoencoder, noise, texts, references, mode, initial, deferred })

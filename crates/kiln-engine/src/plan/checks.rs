@@ -9,7 +9,7 @@ use super::contents::Prompt;
 use super::upscale;
 use crate::error::{Error, MissingComponent, Result};
 use crate::inputs::check_finite;
-use crate::model::{Model, Variant};
+use crate::model::Model;
 use crate::noise::MAX_IMAGES;
 use crate::request::{DEFAULT_CACHE_THRESHOLD, MAX_TOKENS, Request, ScheduleKind};
 
@@ -189,10 +189,8 @@ pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>
         notes.push(format!("guidance has no effect: {variant} has none"));
     }
     if !request.negative_prompts.is_empty() && variant.calls_per_step(guidance) == 1 {
-        let why = match variant {
-            Variant::Base => "it needs a guidance above 1",
-            _ => "this model has no guidance",
-        };
+        let guided = variant.takes_negative_prompt();
+        let why = if guided { "it needs a guidance above 1" } else { "this model has no guidance" };
         notes.push(format!("the negative prompt has no effect: {why}"));
     }
     Ok(guidance)
@@ -237,11 +235,9 @@ pub(super) fn cache(model: &Model, request: &Request, notes: &mut Vec<String>) -
         return Ok(None);
     }
     let variant = model.variant;
-    match variant {
-        Variant::Base | Variant::Dev => Ok(Some(threshold)),
-        Variant::Distilled | Variant::Kv => {
-            notes.push(format!("the step cache has no effect: {variant} takes too few steps for it"));
-            Ok(None)
-        }
+    if variant.is_distilled {
+        notes.push(format!("the step cache has no effect: {variant} takes too few steps for it"));
+        return Ok(None);
     }
+    Ok(Some(threshold))
 }

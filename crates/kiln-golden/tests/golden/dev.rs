@@ -8,10 +8,11 @@ use std::sync::Arc;
 use kiln_cpu::CpuBackend;
 use kiln_engine::pipeline::{LoadOptions, Pipeline};
 use kiln_engine::{ComponentPaths, LocalFiles, LoraRef, Model, Plan, Request};
+use kiln_family::flux2;
 use kiln_golden::{Checkpoint, testdata};
 use kiln_model::text_encoder::{Config, TextEncoder};
 use kiln_model::tokenizer::Tokens;
-use kiln_model::{ResidencyPlan, TextEncoderFamily, config};
+use kiln_model::{ResidencyPlan, config};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Component, WeightSource};
@@ -74,7 +75,7 @@ pub(super) fn relative_error(ours: &[f32], expected: &[f32]) -> f64 {
 fn the_text_encoder_gives_the_embeddings_of_the_pipeline() {
     let folder = dev();
     let encoder = Encoder::load(folder.path(), &[10, 20, 30]);
-    assert_eq!(encoder.config.family(), TextEncoderFamily::Mistral);
+    assert_eq!(encoder.config.encoder(), &flux2::MISTRAL);
     let dim = encoder.config.text_dim();
     let prompts = reference("prompts.safetensors");
     let info: BTreeMap<String, Value> = config::read(&testdata().join("dev/reference/prompts.json")).unwrap();

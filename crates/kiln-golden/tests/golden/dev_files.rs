@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kiln_model::TextEncoderFamily;
+use kiln_family::flux2;
 use kiln_model::text_encoder::Config;
 use kiln_model::tokenizer::TokenizerFiles;
 use kiln_tensor::packed::Format;
@@ -78,7 +78,7 @@ impl Fixture {
 fn embeddings(file: &Path) -> Vec<f32> {
     let weights = WeightSource::open_component(file, Component::TextEncoder).unwrap();
     let config = Config::from_tensors(&weights).unwrap();
-    assert_eq!(config.family(), TextEncoderFamily::Mistral);
+    assert_eq!(config.encoder(), &flux2::MISTRAL);
     assert_eq!((config.problem(), config.head_dim(), config.rope_theta()), (None, 16, 1e9));
     weights.check_tensors(Component::TextEncoder, &config.tensors()).unwrap();
     let prompts = reference("prompts.safetensors");

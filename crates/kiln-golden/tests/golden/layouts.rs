@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use kiln_cpu::{CpuBackend, CpuOptions};
 use kiln_engine::pipeline::{LoadOptions, Pipeline};
-use kiln_engine::{ComponentPaths, LocalFiles, Model, Plan, Request, Variant};
+use kiln_engine::{ComponentPaths, LocalFiles, Model, Plan, Request};
+use kiln_family::flux2;
 use kiln_golden::{Checkpoint, Tolerance, run_case, testdata};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostTensor};
@@ -179,7 +180,7 @@ fn components_are_given_by_a_toml_file_or_one_by_one() {
     fs::write(fixture.path("model.toml"), set).unwrap();
     fixture.assert_matches_reference(&fixture.path("model.toml"));
     let named = Model::open(fixture.dir.path()).unwrap();
-    assert_eq!((named.variant, named.path.ends_with("model.toml")), (Variant::Distilled, true));
+    assert_eq!((named.variant, named.path.ends_with("model.toml")), (flux2::DISTILLED, true));
 
     let alone = Model::open(&transformer).unwrap();
     assert!(alone.text_encoder.is_none() && alone.vae.is_none());
@@ -191,12 +192,12 @@ fn components_are_given_by_a_toml_file_or_one_by_one() {
     let paths = ComponentPaths {
         transformer: Some(transformer),
         text_encoder: Some(fixture.path("b/e.safetensors")),
-        variant: Some(Variant::Base),
+        variant: Some(flux2::BASE),
         tokenizer: Some(fixture.path("tokenizer/tokenizer.json")),
         ..ComponentPaths::default()
     };
     let whole = Model::open_with(Some(fixture.klein.path()), &paths).unwrap();
-    assert_eq!((whole.variant, whole.vae.is_some()), (Variant::Base, true));
+    assert_eq!((whole.variant, whole.vae.is_some()), (flux2::BASE, true));
     let error = Model::open(fixture.path("c/v.safetensors")).unwrap_err().to_string();
     assert!(error.contains("holds no FLUX.2 transformer: it has a VAE"), "{error}");
     fs::remove_dir_all(fixture.path("tokenizer")).unwrap();

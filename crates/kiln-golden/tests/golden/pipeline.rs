@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use kiln_cpu::{CpuBackend, CpuOptions};
 use kiln_engine::pipeline::{LoadOptions, Pipeline, PipelineOutput};
-use kiln_engine::{Error, Event, LocalFiles, LoraRef, MissingComponent, Model, Plan, Request, Variant};
+use kiln_engine::{Error, Event, LocalFiles, LoraRef, MissingComponent, Model, Plan, Request};
+use kiln_family::flux2;
 use kiln_golden::{Checkpoint, TestInputs, testdata};
 use kiln_model::Observer;
 use kiln_ops::Backend;
@@ -68,15 +69,15 @@ fn load_error(path: &Path) -> String {
 #[test]
 fn the_model_index_decides_the_variant() {
     let expected = [
-        ("klein", Variant::Distilled, 4, None),
-        ("klein-base", Variant::Base, 50, Some(4.0)),
-        ("klein-kv", Variant::Kv, 4, None),
-        ("dev", Variant::Dev, 50, Some(4.0)),
+        ("klein", flux2::DISTILLED, 4, None),
+        ("klein-base", flux2::BASE, 50, Some(4.0)),
+        ("klein-kv", flux2::KV, 4, None),
+        ("dev", flux2::DEV, 50, Some(4.0)),
     ];
     for (name, variant, steps, guidance) in expected {
         let model = Model::open(checkpoint(name).path()).unwrap();
         assert_eq!(model.variant, variant);
-        assert_eq!((variant.default_steps(), variant.default_guidance()), (steps, guidance));
+        assert_eq!((variant.steps, variant.default_guidance()), (steps, guidance));
     }
 }
 

@@ -6,12 +6,13 @@ use std::sync::LazyLock;
 use kiln_cpu::CpuBackend;
 use kiln_engine::Model;
 use kiln_engine::upsample::PromptRewriter;
+use kiln_family::flux2;
 use kiln_golden::{Checkpoint, testdata};
 use kiln_model::language_model::{self, Continuation, Sampling};
 use kiln_model::text_encoder::Config;
 use kiln_model::tokenizer::PromptTokenizer;
 use kiln_model::vision::{self, Patches, VisionTower};
-use kiln_model::{MAX_NEW_TOKENS, ResidencyPlan, TextEncoderFamily, Upsampler, config};
+use kiln_model::{MAX_NEW_TOKENS, ResidencyPlan, Upsampler, config};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Component, WeightSource};
@@ -49,7 +50,7 @@ impl Tiny {
             config: config::read(&encoder.join("config.json")).unwrap(),
             vision: vision::Config::read(&weights, Some(&json)).unwrap(),
             weights,
-            tokenizer: PromptTokenizer::built_in(TextEncoderFamily::Mistral).unwrap(),
+            tokenizer: PromptTokenizer::built_in(&flux2::MISTRAL).unwrap(),
             dump: WeightSource::open(reference.join("upsample.safetensors")).unwrap(),
             info: config::read(&reference.join("upsample.json")).unwrap(),
         }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use kiln_family::{TextEncoder, flux2, text_encoders};
 use kiln_weights::{KnownTensors, WeightSource};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::{TextEncoderFamily, config};
+use crate::config;
 
 /// `text_encoder/config.json`, in the flat style of the published models or with `rope_parameters`. Of a model that also
 /// sees images, the language model's `text_config`.
@@ -48,7 +49,7 @@ pub struct Config {
     use_sliding_window: bool,
     /// The width of Mistral's sliding window.
     sliding_window: Option<usize>,
-    /// Which states make up a text token, as diffusers' argument of this name; the family's when absent.
+    /// Which states make up a text token, as diffusers' argument of this name; the usual ones when absent.
     text_encoder_out_layers: Option<Vec<usize>>,
 }
 
@@ -73,60 +74,23 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// The names of a family in configurations and GGUF files.
-fn family(model_type: &str) -> Option<TextEncoderFamily> {
-    match model_type {
-        "qwen3" => Some(TextEncoderFamily::Qwen3),
-        "mistral" | "mistral3" => Some(TextEncoderFamily::Mistral),
-        _ => None,
-    }
-}
-
-/// Settings that tensors don't tell.
-struct Defaults {
-    model_type: &'static str,
-    rms_norm_eps: f64,
-    rope_theta: f64,
-    output_layers: &'static [usize],
-}
-
-fn defaults(family: TextEncoderFamily) -> Defaults {
-    match family {
-        TextEncoderFamily::Qwen3 => {
-            Defaults { model_type: "qwen3", rms_norm_eps: 1e-6, rope_theta: 1e6, output_layers: &[9, 18, 27] }
-        }
-        TextEncoderFamily::Mistral => Defaults {
-            model_type: "mistral",
-            rms_norm_eps: 1e-5,
-            rope_theta: 1e9,
-            output_layers: &[10, 20, 30],
-        },
-    }
-}
-
 impl Config {
-    /// Infers the configuration from the tensors' names and shapes; the rest is in the file's metadata, or the family's
-    /// default.
+    /// Infers the configuration from the tensors' names and shapes; the rest is in the file's metadata, or the text
+    /// encoder's default.
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
         let side = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).copied();
         let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
-        let family = if source.contains(&layer("self_attn.q_norm")) {
-            TextEncoderFamily::Qwen3
-        } else {
-            TextEncoderFamily::Mistral
-        };
-        let usual = defaults(family);
+        let has_norms = source.contains(&layer("self_attn.q_norm"));
+        let usual = text_encoders().find(|encoder| encoder.has_qk_norms == has_norms)?;
         let head_dim = source.head_dim()?;
         let heads = |leaf: &str| Some(side(&layer(leaf), 0)? / head_dim.max(1));
         let metadata = source.metadata();
         // What is not a number is a problem of the configuration.
         let number = |key: &str| metadata.get(key).map(|text| text.parse().unwrap_or(f64::NAN));
         let has = |i: &usize| source.contains(&format!("model.layers.{i}.input_layernorm.weight"));
-        // llama.cpp's name of Mistral's architecture is `llama`, in newer files `mistral3`.
-        let model_type = match metadata.get("general.architecture").map_or(usual.model_type, String::as_str) {
-            "llama" | "cow" if family == TextEncoderFamily::Mistral => usual.model_type,
-            architecture => architecture,
-        };
+        let architecture = metadata.get("general.architecture").map(String::as_str);
+        let other = architecture.filter(|architecture| !usual.architectures.contains(architecture));
+        let model_type = other.unwrap_or(usual.model_types[0]);
         Some(Config {
             hidden_size: side("model.embed_tokens.weight", 1)?,
             intermediate_size: side(&layer("mlp.gate_proj"), 0)?,
@@ -149,8 +113,8 @@ impl Config {
     }
 
     /// Which language model it is.
-    pub fn family(&self) -> TextEncoderFamily {
-        self.model_type.as_deref().and_then(family).unwrap_or(TextEncoderFamily::Qwen3)
+    pub fn encoder(&self) -> &'static TextEncoder {
+        self.model_type.as_deref().and_then(TextEncoder::of_type).unwrap_or(&flux2::QWEN3)
     }
 
     /// Width of a head.
@@ -161,12 +125,12 @@ impl Config {
     /// Base of the rotary frequencies.
     pub fn rope_theta(&self) -> f64 {
         let stated = self.rope_theta.or_else(|| self.rope_parameters.as_ref()?.rope_theta);
-        stated.unwrap_or_else(|| defaults(self.family()).rope_theta)
+        stated.unwrap_or_else(|| self.encoder().rope_theta)
     }
 
     /// The numbers of layers after which the states are taken for the transformer; 0 is the embedding.
     pub fn output_layers(&self) -> &[usize] {
-        self.text_encoder_out_layers.as_deref().unwrap_or(defaults(self.family()).output_layers)
+        self.text_encoder_out_layers.as_deref().unwrap_or(self.encoder().layers)
     }
 
     /// Takes the states after these layers instead.
@@ -207,7 +171,7 @@ impl Config {
         let (dim, mlp, head) = (self.hidden_size, self.intermediate_size, self.head_dim());
         let [q_dim, kv_dim] = [self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * head);
         let mut norms = vec![("input_layernorm", dim), ("post_attention_layernorm", dim)];
-        if self.family() == TextEncoderFamily::Qwen3 {
+        if self.encoder().has_qk_norms {
             norms.extend([("self_attn.q_norm", head), ("self_attn.k_norm", head)]);
         }
         let linears = [
@@ -229,8 +193,10 @@ impl Config {
 
     /// Describes what is wrong with the configuration, if anything.
     pub fn problem(&self) -> Option<String> {
-        if let Some(kind) = self.model_type.as_deref().filter(|kind| family(kind).is_none()) {
-            return Some(format!("model_type is `{kind}`, expected `qwen3` or `mistral3`"));
+        if let Some(kind) = self.model_type.as_deref().filter(|kind| TextEncoder::of_type(kind).is_none()) {
+            let known: Vec<_> = text_encoders().filter_map(|encoder| encoder.model_types.last()).collect();
+            let known = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+            return Some(format!("model_type is `{kind}`, expected {known}"));
         }
         let widths = [
             ("hidden_size", self.hidden_size),
@@ -263,8 +229,7 @@ impl Config {
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Some(format!("rms_norm_eps must lie between 0 and 1, found {}", self.rms_norm_eps));
         }
-        // Qwen3 states a width also for the window that it doesn't use.
-        let window = self.family() == TextEncoderFamily::Mistral && self.sliding_window.is_some();
+        let window = !self.encoder().states_unused_window && self.sliding_window.is_some();
         if self.use_sliding_window || window || self.hidden_act.as_deref().is_some_and(|f| f != "silu") {
             return Some("a sliding window and a hidden_act other than `silu` are not supported".into());
         }
@@ -288,11 +253,10 @@ impl Config {
         }
         let beyond = layers.iter().max().filter(|layer| **layer > self.num_hidden_layers)?;
         let layers = self.num_hidden_layers;
-        let why = match self.family() {
-            TextEncoderFamily::Mistral => {
-                ": it has no q_norm and k_norm, so it is taken for a Mistral, not a Qwen3"
-            }
-            TextEncoderFamily::Qwen3 => "",
+        let why = if self.encoder().has_qk_norms {
+            ""
+        } else {
+            &format!(": it has no q_norm and k_norm, so it is taken for a {}, not a Qwen3", self.encoder())
         };
         Some(format!("num_hidden_layers is {layers}, but the state after layer {beyond} is needed{why}"))
     }
@@ -365,12 +329,12 @@ mod tests {
     }
 
     #[test]
-    fn the_model_type_decides_the_family_and_its_states() {
+    fn the_model_type_decides_the_encoder_and_its_states() {
         let qwen3 = parse(json!({ "model_type": "qwen3", "sliding_window": 4096 }));
-        assert_eq!((qwen3.family(), qwen3.problem()), (TextEncoderFamily::Qwen3, None));
+        assert_eq!((qwen3.encoder(), qwen3.problem()), (&flux2::QWEN3, None));
         assert_eq!((qwen3.output_layers(), qwen3.layers(), qwen3.text_dim()), (&[9, 18, 27][..], 27, 192));
         let mistral = parse(json!({ "model_type": "mistral" }));
-        assert_eq!((mistral.family(), mistral.problem()), (TextEncoderFamily::Mistral, None));
+        assert_eq!((mistral.encoder(), mistral.problem()), (&flux2::MISTRAL, None));
         assert_eq!((mistral.output_layers(), mistral.layers()), (&[10, 20, 30][..], 30));
         assert!(problem(json!({ "model_type": "gemma" })).unwrap().contains("model_type is `gemma`"));
         let window = problem(json!({ "model_type": "mistral", "sliding_window": 4096 }));
@@ -386,7 +350,7 @@ mod tests {
         let file =
             json!({ "model_type": "mistral3", "text_config": text, "vision_config": { "hidden_size": 8 } });
         let config: Config = serde_json::from_value(file).unwrap();
-        assert_eq!((config.hidden_size, config.family()), (64, TextEncoderFamily::Mistral));
+        assert_eq!((config.hidden_size, config.encoder()), (64, &flux2::MISTRAL));
         assert_eq!(config.rope_theta(), 1e9);
         let file = json!({ "model_type": "mistral3", "text_config": { "hidden_size": 64 } });
         let error = serde_json::from_value::<Config>(file).unwrap_err().to_string();

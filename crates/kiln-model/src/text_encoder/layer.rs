@@ -8,7 +8,7 @@ use kiln_tensor::{DType, HostLinear};
 use kiln_weights::Vars;
 
 use super::Config;
-use crate::{Error, ResidencyPlan, Result, TextEncoderFamily};
+use crate::{Error, ResidencyPlan, Result};
 
 /// The weights of a layer on a backend.
 pub struct Layer<B: Backend> {
@@ -36,11 +36,10 @@ impl<B: Backend> Layer<B> {
         let gate_up = [("mlp.gate_proj", mlp), ("mlp.up_proj", mlp)];
         let weight = |layer: HostLinear| plan.load(b, layer);
         let head_norm = |name: &str| norm(name, head_dim);
-        let qk_norm = match config.family() {
-            TextEncoderFamily::Qwen3 => {
-                Some([head_norm("self_attn.q_norm.weight")?, head_norm("self_attn.k_norm.weight")?])
-            }
-            TextEncoderFamily::Mistral => None,
+        let qk_norm = if config.encoder().has_qk_norms {
+            Some([head_norm("self_attn.q_norm.weight")?, head_norm("self_attn.k_norm.weight")?])
+        } else {
+            None
         };
         Ok(Layer {
             heads: config.num_attention_heads,

@@ -12,30 +12,28 @@
 use std::fmt::Write as _;
 use std::io::Read;
 
+use kiln_family::{BuiltInTokenizer, TextEncoder};
 use ruzstd::decoding::StreamingDecoder;
 
 use super::byte_level::{ByteLevelTokenizer, byte_symbol};
 use super::vocab::TokenList;
 use super::{mistral, tokenizer_json};
-use crate::TextEncoderFamily;
-
-const QWEN3: &[u8] = include_bytes!("../../assets/tokenizer.zst");
-const MISTRAL: &[u8] = include_bytes!("../../assets/tekken.zst");
 
 /// Tokens that are not the result of a merge.
 const CHARACTERS: usize = 256;
 
-/// Opens the tokenizer of a family.
-pub(super) fn open(family: TextEncoderFamily) -> Result<ByteLevelTokenizer, String> {
+/// Opens the tokenizer of a text encoder.
+pub(super) fn open(encoder: &TextEncoder) -> Result<ByteLevelTokenizer, String> {
     let damaged = || "the built-in tokenizer is damaged".to_owned();
-    match family {
-        TextEncoderFamily::Qwen3 => {
-            let packed = String::from_utf8(decompress(QWEN3)?).map_err(|_| damaged())?;
+    match encoder.tokenizer {
+        BuiltInTokenizer::None => Err(format!("{encoder} has none in this program")),
+        BuiltInTokenizer::Merges(packed) => {
+            let packed = String::from_utf8(decompress(packed)?).map_err(|_| damaged())?;
             let json = unpack_json(&packed, CHARACTERS).ok_or_else(damaged)?;
             tokenizer_json::parse(json.as_bytes())
         }
-        TextEncoderFamily::Mistral => {
-            let tokens = mistral_tokens().ok_or_else(damaged)?;
+        BuiltInTokenizer::RankPairs(packed) => {
+            let tokens = mistral_tokens(packed).ok_or_else(damaged)?;
             mistral::from_ranks(&tokens, mistral::special_tokens(mistral::SPECIAL_TOKENS))
         }
     }
@@ -49,8 +47,8 @@ fn decompress(packed: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 /// Mistral's byte tokens in the order of their ranks.
-pub(super) fn mistral_tokens() -> Option<TokenList> {
-    let tokens = unpack_pairs(&decompress(MISTRAL).ok()?)?;
+pub(super) fn mistral_tokens(packed: &[u8]) -> Option<TokenList> {
+    let tokens = unpack_pairs(&decompress(packed).ok()?)?;
     (tokens.len() == mistral::BYTE_TOKENS).then_some(tokens)
 }
 

@@ -9,10 +9,10 @@
 use std::borrow::Cow;
 
 use fancy_regex::Regex;
+use kiln_family::Side;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::bpe::BpeModel;
-use super::template::Side;
 
 /// A tokenizer. Its fields are the stages that a text passes through, in order.
 pub(super) struct ByteLevelTokenizer {

@@ -3,12 +3,10 @@
 //! It is run once, as transformers runs it, for a message that marks its place: what is before and behind it is the template
 //! of every prompt. A program that does more with a prompt than to copy it is refused.
 
+use kiln_family::ChatArguments;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
-
-use super::template::SYSTEM_MESSAGE;
-use crate::TextEncoderFamily;
 
 /// Stands for the prompt. The spaces show whether it is trimmed.
 const PROMPT: &str = "  \u{e000}prompt\u{e000}  ";
@@ -27,11 +25,11 @@ pub(super) struct SpecialTokens<'a> {
 /// Runs a template for one prompt, and returns what it puts before and behind it.
 pub(super) fn around_prompt(
     template: &str,
-    family: TextEncoderFamily,
+    chat: &ChatArguments,
     tokens: &SpecialTokens<'_>,
 ) -> Result<[String; 2], String> {
     let refused = |problem: String| format!("the chat template is not supported: {problem}");
-    let text = render(template, family, tokens).map_err(|error| {
+    let text = render(template, chat, tokens).map_err(|error| {
         let detail = error.detail().unwrap_or_default();
         let line = error.line().map(|line| format!(" in line {line}")).unwrap_or_default();
         refused(format!("{} {detail}{line}", error.kind()))
@@ -48,7 +46,7 @@ pub(super) fn around_prompt(
 }
 
 /// Runs a template with the arguments of diffusers' pipelines.
-fn render(template: &str, family: TextEncoderFamily, tokens: &SpecialTokens<'_>) -> Result<String, Error> {
+fn render(template: &str, chat: &ChatArguments, tokens: &SpecialTokens<'_>) -> Result<String, Error> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
@@ -60,20 +58,17 @@ fn render(template: &str, family: TextEncoderFamily, tokens: &SpecialTokens<'_>)
     });
     environment.add_function("strftime_now", |_: String| DATE);
     let text = |text: &str| json!([{ "type": "text", "text": text }]);
-    let messages = match family {
-        TextEncoderFamily::Qwen3 => json!([{ "role": "user", "content": PROMPT }]),
-        TextEncoderFamily::Mistral => json!([
-            { "role": "system", "content": text(SYSTEM_MESSAGE) },
+    let messages = match chat.system {
+        None => json!([{ "role": "user", "content": PROMPT }]),
+        Some(system) => json!([
+            { "role": "system", "content": text(system) },
             { "role": "user", "content": text(PROMPT) },
         ]),
     };
     let mut context = json!({ "messages": messages, "tools": null, "documents": null });
-    match family {
-        TextEncoderFamily::Qwen3 => {
-            context["add_generation_prompt"] = true.into();
-            context["enable_thinking"] = false.into();
-        }
-        TextEncoderFamily::Mistral => context["add_generation_prompt"] = false.into(),
+    context["add_generation_prompt"] = chat.generation_prompt.into();
+    if let Some(thinking) = chat.thinking {
+        context["enable_thinking"] = thinking.into();
     }
     for (name, token) in [("bos_token", tokens.bos), ("eos_token", tokens.eos), ("pad_token", tokens.pad)] {
         if let Some(token) = token {
@@ -118,13 +113,15 @@ fn python_method(value: &Value, method: &str, arguments: &[Value]) -> Result<Val
 
 #[cfg(test)]
 mod tests {
+    use kiln_family::flux2::{MISTRAL, QWEN3};
+
     use super::super::template::Template;
     use super::*;
 
     const NONE: SpecialTokens<'_> = SpecialTokens { bos: None, eos: None, pad: None };
 
     fn qwen3(template: &str) -> Result<[String; 2], String> {
-        around_prompt(template, TextEncoderFamily::Qwen3, &NONE)
+        around_prompt(template, &QWEN3.chat, &NONE)
     }
 
     #[test]
@@ -136,7 +133,7 @@ mod tests {
         assert_eq!(qwen3(reversed).unwrap(), ["", ""]);
         let tokens = SpecialTokens { bos: Some("<s>"), eos: Some("</s>"), pad: None };
         let two = "{{ bos_token }}{% if messages[0]['content'] is not string %}{{ messages[0].content[0].text[:7] }}{% endif %}|{{ messages[1].get('content')[0]['text'] }}{{ eos_token }}";
-        let found = around_prompt(two, TextEncoderFamily::Mistral, &tokens).unwrap();
+        let found = around_prompt(two, &MISTRAL.chat, &tokens).unwrap();
         assert_eq!(found, ["<s>You are|", "</s>"]);
     }
 
@@ -165,12 +162,12 @@ mod tests {
     fn the_built_in_templates_are_those_of_the_published_files() {
         // As in the files of Qwen3 and of Mistral Small 3, without the branches for tools.
         let qwen = "{%- for message in messages %}\n    {%- if message.role == \"user\" %}\n        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking is defined and enable_thinking is false %}\n        {{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}\n{%- endif %}";
-        let template = Template::of(TextEncoderFamily::Qwen3);
+        let template = Template::of(&QWEN3);
         assert_eq!(qwen3(qwen).unwrap(), [template.start.into_owned(), template.end.into_owned()]);
         let mistral = "{%- set today = strftime_now(\"%Y-%m-%d\") %}\n{%- set default = \"It is \" + today %}\n\n{{- bos_token }}\n\n{%- set system_message = messages[0]['content'][0]['text'] %}\n{%- set loop_messages = messages[1:] %}\n{{- '[SYSTEM_PROMPT]' + system_message + '[/SYSTEM_PROMPT]' }}\n\n{%- for message in loop_messages %}\n    {{- '[INST]' }}\n    {%- for block in message['content'] %}\n        {{- block['text'] }}\n    {%- endfor %}\n    {{- '[/INST]' }}\n{%- endfor %}";
         let tokens = SpecialTokens { bos: Some("<s>"), ..NONE };
-        let template = Template::of(TextEncoderFamily::Mistral);
-        let found = around_prompt(mistral, TextEncoderFamily::Mistral, &tokens).unwrap();
+        let template = Template::of(&MISTRAL);
+        let found = around_prompt(mistral, &MISTRAL.chat, &tokens).unwrap();
         assert_eq!(found, [template.start.into_owned(), template.end.into_owned()]);
     }
 }

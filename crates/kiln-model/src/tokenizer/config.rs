@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
+use kiln_family::Side;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::byte_level::ByteLevelTokenizer;
 use super::chat_template::SpecialTokens;
-use super::template::Side;
 
 /// Largest number of tokens of a prompt, as trained.
 pub const MAX_TOKENS: usize = 512;

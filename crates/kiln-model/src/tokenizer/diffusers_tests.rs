@@ -2,6 +2,7 @@
 //! pipeline does (`apply_chat_template` with `enable_thinking=False`, then `padding="max_length", truncation=True`), with the
 //! tokenizer of `testdata/tokenizer` and one change.
 
+use kiln_family::flux2::QWEN3;
 use serde_json::{Value, json};
 
 use super::*;
@@ -30,7 +31,7 @@ fn open(
         tokenizer: TokenizerData::Json(file.to_string().into_bytes()),
         config: settings.with_chat_template(jinja.map(str::to_owned)),
     };
-    PromptTokenizer::open(TextEncoderFamily::Qwen3, &files)
+    PromptTokenizer::open(&QWEN3, &files)
 }
 
 fn encode(tokenizer: &Result<PromptTokenizer>, max: usize) -> Tokens {

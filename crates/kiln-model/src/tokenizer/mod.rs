@@ -1,7 +1,7 @@
 //! Tokenizing prompts as FLUX.2's models were trained.
 //!
 //! ```text
-//! prompt ──template of the text encoder's family──▶ text ──byte-level BPE──▶ ids ──truncation, padding──▶ `max` ids
+//! prompt ──the text encoder's template──▶ text ──byte-level BPE──▶ ids ──truncation, padding──▶ `max` ids
 //! ```
 //! Easy to get wrong: special tokens in a prompt are parsed as such, so a typed padding token has the padding's id, but is
 //! not padding. That's why the range of the real tokens is kept beside the ids. Qwen3 pads on the right, Mistral on the left;
@@ -28,12 +28,13 @@ mod vocab;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use kiln_family::{Side, TextEncoder};
 use kiln_weights::WeightSource;
 
-use crate::{Error, Result, TextEncoderFamily};
+use crate::{Error, Result};
 use byte_level::ByteLevelTokenizer;
 pub use config::{MAX_TOKENS, TokenizerConfig};
-use template::{Side, Template};
+use template::Template;
 pub use upsampling::{Conversation, system_message};
 
 /// A model's own tokenizer, not parsed yet.
@@ -91,7 +92,7 @@ pub struct PromptTokenizer {
 
 impl PromptTokenizer {
     /// Opens a model's own tokenizer.
-    pub fn open(family: TextEncoderFamily, files: &TokenizerFiles) -> Result<Self> {
+    pub fn open(encoder: &TextEncoder, files: &TokenizerFiles) -> Result<Self> {
         let tokenizer = match &files.tokenizer {
             TokenizerData::Json(json) => parse(json),
             TokenizerData::Embedded(source) => read_embedded(source),
@@ -101,33 +102,33 @@ impl PromptTokenizer {
             _ => files.config.padding_only(),
         };
         tokenizer
-            .and_then(|tokenizer| Self::new(family, tokenizer, &config))
+            .and_then(|tokenizer| Self::new(encoder, tokenizer, &config))
             .map_err(|problem| Error::config(&files.path, format!("tokenizer: {problem}")))
     }
 
-    /// Opens the family's tokenizer that is built into this crate.
-    pub fn built_in(family: TextEncoderFamily) -> Result<Self> {
-        let tokenizer = built_in::open(family);
+    /// Opens a text encoder's tokenizer that is built into the program.
+    pub fn built_in(encoder: &TextEncoder) -> Result<Self> {
+        let tokenizer = built_in::open(encoder);
         let config = TokenizerConfig::default();
-        tokenizer.and_then(|tokenizer| Self::new(family, tokenizer, &config)).map_err(Error::Tokenizer)
+        tokenizer.and_then(|tokenizer| Self::new(encoder, tokenizer, &config)).map_err(Error::Tokenizer)
     }
 
     fn new(
-        family: TextEncoderFamily,
+        encoder: &TextEncoder,
         tokenizer: ByteLevelTokenizer,
         config: &TokenizerConfig,
     ) -> Result<Self, String> {
         config.check(&tokenizer)?;
-        let mut template = Template::of(family);
+        let mut template = Template::of(encoder);
         let tokens = config.special_tokens();
         if let Some(own) = config.chat_template()? {
-            let [start, end] = chat_template::around_prompt(own, family, &tokens)?;
+            let [start, end] = chat_template::around_prompt(own, &encoder.chat, &tokens)?;
             if (&*start, &*end) != (&*template.start, &*template.end) {
                 (template.start, template.end, template.required) = (start.into(), end.into(), &[]);
             }
         }
         if let Some(token) = template.required.iter().find(|token| tokenizer.id(token).is_none()) {
-            return Err(format!("there is no token `{token}`, which {family}'s template has"));
+            return Err(format!("there is no token `{token}`, which {encoder}'s template has"));
         }
         let settings = &tokenizer.settings;
         let sides = [
@@ -137,9 +138,8 @@ impl PromptTokenizer {
         let [padding_side, truncation_side] = sides.map(|(config, file)| config.or(file));
         template.padding_side = padding_side.unwrap_or(template.padding_side);
         template.truncation_side = truncation_side.unwrap_or(template.truncation_side);
-        // dev's pipeline lets the template alone put the first token; klein's always adds what the file says.
         let starts_itself = tokens.bos.is_some_and(|bos| template.start.starts_with(bos));
-        let around = if family == TextEncoderFamily::Mistral && starts_itself {
+        let around = if encoder.chat.starts_itself && starts_itself {
             Default::default()
         } else {
             settings.around.clone()

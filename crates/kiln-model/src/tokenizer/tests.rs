@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use kiln_family::BuiltInTokenizer;
+use kiln_family::flux2::{MISTRAL, QWEN3};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -42,11 +44,12 @@ fn check(tokenizer: &ByteLevelTokenizer) {
 }
 
 fn built_in() -> ByteLevelTokenizer {
-    built_in::open(TextEncoderFamily::Mistral).unwrap()
+    built_in::open(&MISTRAL).unwrap()
 }
 
 fn tokens() -> Vec<String> {
-    built_in::mistral_tokens().unwrap().iter().map(str::to_owned).collect()
+    let BuiltInTokenizer::RankPairs(packed) = MISTRAL.tokenizer else { panic!() };
+    built_in::mistral_tokens(packed).unwrap().iter().map(str::to_owned).collect()
 }
 
 /// All pairs of tokens that together are a token, in the order of the published merges.
@@ -199,7 +202,7 @@ fn ids_decode_to_their_text_without_special_tokens() {
 
 #[test]
 fn qwen3_decodes_added_tokens_that_are_text() {
-    let tokenizer = built_in::open(TextEncoderFamily::Qwen3).unwrap();
+    let tokenizer = built_in::open(&QWEN3).unwrap();
     let ids = tokenizer.ids("<|im_start|><think>a café</think>").unwrap();
     assert_eq!(tokenizer.decode(&ids), "<think>a café</think>");
 }
@@ -250,12 +253,12 @@ fn the_template_needs_its_special_tokens() {
         ),
         config: TokenizerConfig::default(),
     };
-    assert!(PromptTokenizer::open(TextEncoderFamily::Qwen3, &files).is_ok());
-    let error = PromptTokenizer::open(TextEncoderFamily::Mistral, &files).err().unwrap().to_string();
+    assert!(PromptTokenizer::open(&QWEN3, &files).is_ok());
+    let error = PromptTokenizer::open(&MISTRAL, &files).err().unwrap().to_string();
     assert!(error.contains("no token `<s>`, which Mistral's template has"), "{error}");
     let mistral = tekken_json(&few_tokens(), None).to_string().into_bytes();
     let files = TokenizerFiles { tokenizer: TokenizerData::Json(mistral), ..files };
-    assert!(PromptTokenizer::open(TextEncoderFamily::Mistral, &files).is_ok());
-    let error = PromptTokenizer::open(TextEncoderFamily::Qwen3, &files).err().unwrap().to_string();
+    assert!(PromptTokenizer::open(&MISTRAL, &files).is_ok());
+    let error = PromptTokenizer::open(&QWEN3, &files).err().unwrap().to_string();
     assert!(error.contains("no padding token `<|endoftext|>`"), "{error}");
 }

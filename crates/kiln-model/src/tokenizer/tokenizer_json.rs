@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use fancy_regex::Regex;
+use kiln_family::Side;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::bpe::BpeModel;
 use super::byte_level::{AddedToken, AddedTokens, ByteLevelTokenizer, FileSettings};
-use super::template::Side;
 
 /// How `ByteLevel` splits words unless a file says otherwise: the pattern of GPT-2.
 const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";

@@ -72,12 +72,13 @@ impl PromptTokenizer {
 
 #[cfg(test)]
 mod tests {
+    use kiln_family::flux2::{MISTRAL, QWEN3};
+
     use super::*;
-    use crate::TextEncoderFamily;
 
     #[test]
     fn an_image_is_a_turn_of_its_own() {
-        let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Mistral).unwrap();
+        let tokenizer = PromptTokenizer::built_in(&MISTRAL).unwrap();
         let words = tokenizer.conversation("a [IMG]cat", None).unwrap();
         assert_eq!(words, tokenizer.conversation("a cat", None).unwrap());
         assert!(!words.ids.contains(&words.image));
@@ -86,13 +87,13 @@ mod tests {
         assert_eq!(edit.ids[start - 1..start + 10], [3, 10, 10, 10, 12, 10, 10, 10, 13, 4, 3]);
         assert_eq!((edit.image, edit.end, edit.ids[0]), (10, 2, 1));
         assert_eq!(tokenizer.conversation(&"a cat ".repeat(2000), None).unwrap().ids.len(), 2048);
-        let qwen = PromptTokenizer::built_in(TextEncoderFamily::Qwen3).unwrap();
+        let qwen = PromptTokenizer::built_in(&QWEN3).unwrap();
         assert!(qwen.conversation("a cat", None).unwrap_err().to_string().contains("can't rewrite prompts"));
     }
 
     #[test]
     fn an_answer_has_no_spaces_before_punctuation() {
-        let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Mistral).unwrap();
+        let tokenizer = PromptTokenizer::built_in(&MISTRAL).unwrap();
         let ids = tokenizer.tokenizer.ids("a cat , it 's here . or not ?</s>").unwrap();
         assert_eq!(tokenizer.answer(&ids), "a cat, it's here. or not?");
     }

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kiln_engine::{ComponentFile, Model, Variant, VariantSource, config_key};
+use kiln_engine::{ComponentFile, Model, VariantSource, config_key, find_variant};
+use kiln_family::Variant;
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
 use kiln_weights::quantize::Report;
@@ -129,8 +130,8 @@ impl SourceComponent {
         let key = config_key(component);
         let mut metadata: Vec<_> = config.iter().map(|text| (key.clone(), text.clone())).collect();
         if component == Component::Transformer {
-            let (variant, source) = Variant::of(&weights, has_guidance(&weights))?;
-            metadata.extend(variant.metadata(source));
+            let (variant, source) = find_variant(&weights, has_guidance(&weights))?;
+            metadata.extend(source.metadata(variant));
         }
         let files = weights.files().map(Path::to_path_buf).collect();
         Ok(SourceComponent { component, weights: weights.with_metadata(metadata), config, files, note })
@@ -146,13 +147,13 @@ impl SourceComponent {
                 "leave out --variant",
             ));
         }
-        if has_guidance(&self.weights) != (variant == Variant::Dev) {
+        if has_guidance(&self.weights) != variant.embeds_guidance() {
             return Err(Error::missing(
                 format!("`{path}` can't be {variant}"),
                 "only dev takes guidance as an input; `kiln info` shows what a file contains",
             ));
         }
-        let weights = self.weights.with_metadata(variant.metadata(VariantSource::Stated));
+        let weights = self.weights.with_metadata(VariantSource::Stated.metadata(variant));
         Ok(SourceComponent { weights, ..self })
     }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use kiln_engine::{Model, Variant};
+use kiln_engine::Model;
+use kiln_family::Variant;
 use kiln_weights::Component;
 use kiln_weights::export::{Container, Options, TensorNames, export};
 use kiln_weights::quantize::{Report, quantize};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_engine::ComponentFile;
-use kiln_model::{TextEncoderFamily, language_model, text_encoder, transformer, vae};
+use kiln_model::{language_model, text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
@@ -104,7 +104,7 @@ fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
         }),
         Component::TextEncoder => text_encoder::Config::from_tensors(weights).map(|c| {
             Properties::default()
-                .with("family", c.family().to_string())
+                .with("family", c.encoder().name)
                 .with("layers", c.num_hidden_layers)
                 .with("text_layers", c.output_layers())
                 .with("hidden_size", c.hidden_size)
@@ -123,7 +123,7 @@ fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
 
 /// What a text encoder's file has beside the layers that encode prompts.
 pub(super) fn contents(config: &text_encoder::Config, weights: &WeightSource) -> Properties {
-    if config.family() != TextEncoderFamily::Mistral {
+    if !config.encoder().embeds_tokenizer {
         return Properties::default();
     }
     let tokenizer = if weights.contains("tekken_model") {

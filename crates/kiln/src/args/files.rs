@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use kiln_engine::Variant;
+use kiln_family::Variant;
 use kiln_models::export::QuantType;
 use kiln_weights::Component;
 
-use super::ThreadArgs;
+use super::{ThreadArgs, variants};
 
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
@@ -25,7 +25,7 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "TYPE")]
     pub dtype: Option<FloatTypeArg>,
     /// Variant to record in the file [default: the input's]
-    #[arg(long, value_name = "VARIANT")]
+    #[arg(long, value_name = "VARIANT", value_parser = variants())]
     pub variant: Option<Variant>,
     /// Largest size of a shard when writing a folder, such as 500M [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
@@ -95,7 +95,7 @@ pub struct QuantizeArgs {
     #[arg(long = "part", value_name = "COMPONENT")]
     pub component: Option<ComponentArg>,
     /// Variant to record in the file [default: the input's]
-    #[arg(long, value_name = "VARIANT")]
+    #[arg(long, value_name = "VARIANT", value_parser = variants())]
     pub variant: Option<Variant>,
     #[command(flatten)]
     pub threads: ThreadArgs,

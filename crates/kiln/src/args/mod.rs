@@ -18,9 +18,11 @@ mod upscale;
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use kiln_engine::{ComponentPaths, Request, Variant};
+use kiln_engine::{ComponentPaths, Request};
+use kiln_family::Variant;
 
 pub use bench::{BenchArgs, PhaseArg, SizeArg, StoredArg};
 pub use check::CheckArgs;
@@ -388,8 +390,15 @@ pub struct ComponentArgs {
     pub tokenizer: Option<PathBuf>,
 
     /// Variant of the model, if neither model_index.json nor the name tells it
-    #[arg(long, value_name = "VARIANT")]
+    #[arg(long, value_name = "VARIANT", value_parser = variants())]
     pub variant: Option<Variant>,
+}
+
+/// Parses the name of a variant.
+fn variants() -> impl TypedValueParser<Value = Variant> {
+    let values =
+        kiln_family::variants().map(|variant| PossibleValue::new(variant.name).help(variant.summary));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Variant>())
 }
 
 impl ComponentArgs {

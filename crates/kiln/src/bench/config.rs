@@ -1,6 +1,6 @@
 //! Configurations of the published models, for synthetic weights.
 
-use kiln_engine::Variant;
+use kiln_family::{Variant, flux2};
 use kiln_model::{text_encoder, transformer, vae};
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ fn mistral_small() -> Value {
 fn dimensions(size: SizeArg) -> Dimensions {
     let klein_4b = || Dimensions {
         name: "klein 4B",
-        variant: Variant::Distilled,
+        variant: flux2::DISTILLED,
         double_blocks: 5,
         single_blocks: 20,
         heads: 24,
@@ -66,10 +66,10 @@ fn dimensions(size: SizeArg) -> Dimensions {
     match size {
         SizeArg::Klein4b => klein_4b(),
         SizeArg::Klein9b => klein_9b(),
-        SizeArg::Klein9bKv => Dimensions { name: "klein 9B KV", variant: Variant::Kv, ..klein_9b() },
+        SizeArg::Klein9bKv => Dimensions { name: "klein 9B KV", variant: flux2::KV, ..klein_9b() },
         SizeArg::Dev => Dimensions {
             name: "dev",
-            variant: Variant::Dev,
+            variant: flux2::DEV,
             double_blocks: 8,
             single_blocks: 48,
             heads: 48,
@@ -97,7 +97,7 @@ impl ModelConfig {
         let transformer = json!({
             "in_channels": 128, "num_layers": n.double_blocks, "num_single_layers": n.single_blocks,
             "attention_head_dim": 128, "num_attention_heads": n.heads, "joint_attention_dim": n.text_dim,
-            "guidance_embeds": n.variant == Variant::Dev,
+            "guidance_embeds": n.variant.embeds_guidance(),
         });
         Ok(ModelConfig {
             name: n.name,

@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent, Variant, WeightResidency};
+use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent, WeightResidency};
+use kiln_family::Side;
 use kiln_image::RgbImage;
 use kiln_model::language_model::{LanguageModel, Sampler, Sampling};
 use kiln_model::text_encoder::{self, TextEncoder};
 use kiln_model::tokenizer::Tokens;
 use kiln_model::transformer::{BatchItem, Position, References, RopeTables, Transformer, TransformerBatch};
-use kiln_model::{Autoencoder, ResidencyPlan, TextEncoderFamily};
+use kiln_model::{Autoencoder, ResidencyPlan};
 use kiln_ops::{Backend, OpTimer};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearPrecision, Lora, LoraOptions, LoraUpdates, WeightSource};
@@ -109,10 +110,10 @@ impl<B: Backend> PhaseBench<'_, B> {
             })
         };
         let typical = count.min(REAL_TOKENS);
-        let measured = match config.family() {
-            TextEncoderFamily::Qwen3 => vec![measure("text encode", 0..typical)?],
+        let measured = match config.encoder().template.padding_side {
+            Side::Right => vec![measure("text encode", 0..typical)?],
             // Padding on the left takes no time.
-            TextEncoderFamily::Mistral => vec![
+            Side::Left => vec![
                 measure(&format!("text encode, {typical} tokens"), count - typical..count)?,
                 measure(&format!("text encode, {count} tokens"), 0..count)?,
             ],
@@ -125,8 +126,7 @@ impl<B: Backend> PhaseBench<'_, B> {
     fn token(&mut self) -> Result<(), CliError> {
         let model = self.plan.source.model(1)?;
         let component = model.text_encoder.as_ref();
-        let rewrites =
-            |c: &&ModelComponent<text_encoder::Config>| c.config.family() == TextEncoderFamily::Mistral;
+        let rewrites = |c: &&ModelComponent<text_encoder::Config>| c.config.encoder().rewrites_prompts;
         let Some(component) = component.filter(rewrites) else {
             self.report.note("skipped the token: only dev's text encoder rewrites prompts");
             return Ok(());
@@ -200,7 +200,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         let rope = |image: &[Position]| transformer.rope_tables(b, &text_positions, image);
         let variant = model.variant;
         let step = |references: References<'_, B>, rope: &RopeTables<B>| {
-            let guidance = (variant == Variant::Dev).then_some(4.0);
+            let guidance = variant.default_guidance().filter(|_| variant.embeds_guidance());
             let item = || BatchItem { text: &text, image: &image, references, rope };
             let items: Vec<_> = (0..plan.batch).map(|_| item()).collect();
             transformer.forward(b, &TransformerBatch { items: &items, timestep: 0.7, guidance }, &mut ())
@@ -211,7 +211,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         };
         let mut phases = Vec::new();
         match &references {
-            Some(tokens) if variant == Variant::Kv => {
+            Some(tokens) if variant.caches_references => {
                 let first = rope(&[reference_positions, image_positions.clone()].concat())?;
                 let mut cache = None;
                 let name = format!("first step, caching references{batch}");

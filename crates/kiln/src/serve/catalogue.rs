@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
-use kiln_engine::{Model, Variant};
+use kiln_engine::Model;
 use kiln_models::{ModelLocation, ember};
 use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, ModelInfo};
 
@@ -216,7 +216,7 @@ fn model_info(model: &Model, upsampling: &PromptUpsampling) -> ModelInfo {
         sides: model.trained_sides().map(|sides| (*sides.start() as u32, *sides.end() as u32)),
         steps: model.default_steps() as u32,
         guidance: model.default_guidance(),
-        negative: model.variant == Variant::Base,
+        negative: model.variant.takes_negative_prompt(),
         rewrites: upsampling.is_available(model),
     }
 }

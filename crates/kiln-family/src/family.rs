@@ -1,0 +1,107 @@
+//! What a family is.
+
+use std::path::Path;
+
+use crate::{Variant, VariantInfo};
+
+/// A family of models: the same networks and latents, in one or more variants and sizes.
+#[derive(Debug)]
+pub struct Family {
+    /// Its name, as users know it.
+    pub name: &'static str,
+    /// Its variants, the usual one first.
+    pub variants: &'static [&'static VariantInfo],
+    /// diffusers' pipelines, by which a `model_index.json` tells the variant; the first that matches.
+    pub pipelines: &'static [Pipeline],
+    /// Words in the names of files that tell the variant; the first that a name has.
+    pub file_words: &'static [(&'static str, &'static VariantInfo)],
+    /// How images become tokens.
+    pub latent: Latent,
+    /// Width and height of the images that its published models are trained for.
+    pub full_size: usize,
+    /// Maximum number of text, image and reference tokens: what its rotary embedding was trained for.
+    pub positions: usize,
+}
+
+/// A pipeline of diffusers.
+#[derive(Debug)]
+pub struct Pipeline {
+    /// Its `_class_name`.
+    pub class: &'static str,
+    /// Its `is_distilled`; `None` for any.
+    pub is_distilled: Option<bool>,
+    /// The variant that it is for.
+    pub variant: &'static VariantInfo,
+}
+
+impl Pipeline {
+    /// A pipeline for `variant`.
+    pub const fn new(
+        class: &'static str,
+        is_distilled: Option<bool>,
+        variant: &'static VariantInfo,
+    ) -> Pipeline {
+        Pipeline { class, is_distilled, variant }
+    }
+}
+
+/// The geometry of the latents that a transformer works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// Pixels of the image along a side of one latent pixel.
+    pub scale: usize,
+    /// Latent pixels along a side of the patch that makes one token.
+    pub patch: usize,
+    /// Channels of the latent.
+    pub channels: usize,
+}
+
+impl Latent {
+    /// Returns the pixels along a side of one token. Image sides are multiples of it.
+    pub const fn pixels_per_token(self) -> usize {
+        self.scale * self.patch
+    }
+
+    /// Returns the channels of one token.
+    pub const fn token_channels(self) -> usize {
+        self.patch * self.patch * self.channels
+    }
+}
+
+impl Family {
+    /// Returns its variants.
+    pub fn variants(&self) -> impl Iterator<Item = Variant> {
+        self.variants.iter().map(|info| Variant::new(info))
+    }
+
+    /// Returns the variant that is assumed where nothing says which it is.
+    pub fn default_variant(&self) -> Variant {
+        Variant::new(self.variants[0])
+    }
+
+    /// Returns the variant of a `model_index.json` with this `_class_name` and `is_distilled`.
+    pub fn of_pipeline(class: &str, is_distilled: Option<bool>) -> Option<Variant> {
+        let matches = |pipeline: &&Pipeline| {
+            pipeline.class == class && pipeline.is_distilled.is_none_or(|stated| is_distilled == Some(stated))
+        };
+        crate::FAMILIES
+            .iter()
+            .flat_map(|family| family.pipelines)
+            .find(matches)
+            .map(|p| Variant::new(p.variant))
+    }
+
+    /// Guesses the variant from a path such as `flux-2-klein-base-9b-fp8.safetensors`. If the file's name doesn't say, the
+    /// folders above it may.
+    pub fn guess_variant(&self, file: &Path) -> Option<Variant> {
+        const DEPTH: usize = 4;
+        let names = file.iter().rev().take(DEPTH).map(|name| name.to_string_lossy().to_lowercase());
+        for name in names {
+            let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+            if let Some((_, variant)) = self.file_words.iter().find(|(word, _)| words.contains(word)) {
+                return Some(Variant::new(variant));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,41 @@
+//! Model families: all that Kiln knows of a family beforehand, as plain data. The other crates hold networks, formats and
+//! programs, and ask here.
+//!
+//! A family is a folder of this crate and a line of [`FAMILIES`]. Its members are [`Variant`]s, which share the networks
+//! and the latents and differ in how they are sampled. What is in a model's own files (sizes of layers, tensors, a
+//! tokenizer) is read from them and not repeated here.
+//!
+//! ```
+//! let variant: kiln_family::Variant = "base".parse()?;
+//! assert_eq!((variant.family.name, variant.steps), ("FLUX.2", 50));
+//! assert_eq!(variant.family.latent.pixels_per_token(), 16);
+//! # Ok::<(), String>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod family;
+pub mod flux2;
+mod text_encoder;
+mod variant;
+
+pub use family::{Family, Latent, Pipeline};
+pub use text_encoder::{BuiltInTokenizer, ChatArguments, Side, Template, TextEncoder};
+pub use variant::{Guidance, Variant, VariantInfo};
+
+/// All families. The first is the one that a model of no known family is taken for.
+pub static FAMILIES: &[&Family] = &[&flux2::FLUX2];
+
+/// Returns the variants of all families.
+pub fn variants() -> impl Iterator<Item = Variant> {
+    FAMILIES.iter().flat_map(|family| family.variants())
+}
+
+/// Returns the text encoders of all families, each once.
+pub fn text_encoders() -> impl Iterator<Item = &'static TextEncoder> {
+    let mut seen: Vec<&TextEncoder> = Vec::new();
+    variants().map(|variant| variant.text_encoder).filter(move |encoder| {
+        let is_new = !seen.contains(encoder);
+        seen.push(encoder);
+        is_new
+    })
+}
