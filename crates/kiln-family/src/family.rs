@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Variant, VariantInfo};
+use crate::{TransformerNames, Variant, VariantInfo};
 
 /// A family of models: the same networks and latents, in one or more variants and sizes.
 #[derive(Debug)]
@@ -21,6 +21,12 @@ pub struct Family {
     pub full_size: usize,
     /// Maximum number of text, image and reference tokens: what its rotary embedding was trained for.
     pub positions: usize,
+    /// The names of its transformer's tensors.
+    pub transformer: &'static TransformerNames,
+    /// Models that are easily mistaken for one of it, by a tensor that only they have.
+    pub related: &'static [(&'static str, &'static str)],
+    /// Models whose VAE is easily mistaken for one of it, by latent channels.
+    pub related_vaes: &'static [(usize, &'static str)],
 }
 
 /// A pipeline of diffusers.

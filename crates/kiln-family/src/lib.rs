@@ -15,10 +15,12 @@
 
 mod family;
 pub mod flux2;
+mod tensor_names;
 mod text_encoder;
 mod variant;
 
 pub use family::{Family, Latent, Pipeline};
+pub use tensor_names::{BlockPrefix, Layout, ModuleLayout, ModuleNames, TransformerNames};
 pub use text_encoder::{BuiltInTokenizer, ChatArguments, Side, Template, TextEncoder};
 pub use variant::{Guidance, Variant, VariantInfo};
 

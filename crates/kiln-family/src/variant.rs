@@ -73,6 +73,11 @@ impl VariantInfo {
 }
 
 impl Variant {
+    /// The metadata key of a file's variant.
+    pub const KEY: &str = "kiln.variant";
+    /// The metadata key of a variant that was guessed from the name of the file before a conversion.
+    pub const GUESS_KEY: &str = "kiln.variant_guess";
+
     /// The variant that `info` describes.
     pub const fn new(info: &'static VariantInfo) -> Variant {
         Variant(info)

@@ -1,6 +1,6 @@
 //! How to find out which variant a transformer is.
 
-use kiln_family::{FAMILIES, Variant};
+use kiln_family::Variant;
 use kiln_weights::WeightSource;
 
 use crate::error::{Error, Result};
@@ -15,11 +15,6 @@ pub enum VariantSource {
     /// The most usual variant, since nothing says which it is.
     Default,
 }
-
-/// The metadata key of a file's variant.
-const KEY: &str = "kiln.variant";
-/// The metadata key of a variant that was guessed from the name of the file before a conversion.
-const GUESS_KEY: &str = "kiln.variant_guess";
 
 impl VariantSource {
     /// Returns a remark about a variant that is only a guess.
@@ -36,8 +31,8 @@ impl VariantSource {
     /// Returns the metadata that tells a converted file's variant; `None` if it is not known.
     pub fn metadata(self, variant: Variant) -> Option<(String, String)> {
         let key = match self {
-            VariantSource::Stated => KEY,
-            VariantSource::Name => GUESS_KEY,
+            VariantSource::Stated => Variant::KEY,
+            VariantSource::Name => Variant::GUESS_KEY,
             VariantSource::Default => return None,
         };
         Some((key.to_owned(), variant.name.to_owned()))
@@ -46,11 +41,11 @@ impl VariantSource {
 
 /// Finds out the variant of a transformer from its tensors, else from its file's metadata, else from its name.
 pub fn find_variant(weights: &WeightSource, has_guidance: bool) -> Result<(Variant, VariantSource)> {
-    let family = FAMILIES[0];
+    let family = weights.family();
     if let Some(variant) = family.variants().find(|variant| has_guidance && variant.embeds_guidance()) {
         return Ok((variant, VariantSource::Stated));
     }
-    for (key, source) in [(KEY, VariantSource::Stated), (GUESS_KEY, VariantSource::Name)] {
+    for (key, source) in [(Variant::KEY, VariantSource::Stated), (Variant::GUESS_KEY, VariantSource::Name)] {
         let Some(name) = weights.metadata().get(key) else { continue };
         let unknown = |_| {
             let names: Vec<&str> = family.variants().map(|variant| variant.name).collect();
@@ -97,9 +92,12 @@ mod tests {
         };
         let of = |metadata: &[(&str, &str)]| find_variant(&open(metadata), false).unwrap();
         assert_eq!(of(&[]), (KV, VariantSource::Name));
-        assert_eq!(of(&[(GUESS_KEY, "base")]), (BASE, VariantSource::Name));
-        assert_eq!(of(&[(GUESS_KEY, "kv"), (KEY, "distilled")]), (DISTILLED, VariantSource::Stated));
-        let error = find_variant(&open(&[(KEY, "schnell")]), false).unwrap_err().to_string();
+        assert_eq!(of(&[(Variant::GUESS_KEY, "base")]), (BASE, VariantSource::Name));
+        assert_eq!(
+            of(&[(Variant::GUESS_KEY, "kv"), (Variant::KEY, "distilled")]),
+            (DISTILLED, VariantSource::Stated)
+        );
+        let error = find_variant(&open(&[(Variant::KEY, "schnell")]), false).unwrap_err().to_string();
         assert!(error.contains("klein-kv.safetensors") && error.contains("\"schnell\""), "{error}");
     }
 }

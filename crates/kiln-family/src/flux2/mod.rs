@@ -1,5 +1,6 @@
 //! Black Forest Labs' FLUX.2: klein in several variants, and dev. Ember, the built-in model, is a small klein.
 
+mod tensor_names;
 mod text_encoders;
 mod variants;
 
@@ -25,4 +26,11 @@ pub static FLUX2: Family = Family {
     latent: Latent { scale: 8, patch: 2, channels: 32 },
     full_size: 1024,
     positions: 52_000,
+    transformer: &tensor_names::TRANSFORMER,
+    related: &[
+        ("double_blocks.0.img_mod.lin.weight", "FLUX.1"),
+        ("transformer_blocks.0.norm1_context.linear.weight", "FLUX.1"),
+        ("joint_blocks.0.x_block.attn.qkv.weight", "Stable Diffusion 3"),
+    ],
+    related_vaes: &[(16, "FLUX.1"), (4, "Stable Diffusion")],
 };

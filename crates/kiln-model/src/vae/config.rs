@@ -1,5 +1,6 @@
 //! The autoencoder's configuration, from `vae/config.json` or inferred from the tensors.
 
+use kiln_family::{FAMILIES, Family, Latent};
 use kiln_weights::{KnownTensors, WeightSource};
 use serde::Deserialize;
 
@@ -167,14 +168,13 @@ impl Config {
         {
             return Some(problem);
         }
-        let other = match self.latent_channels {
-            16 => Some("FLUX.1"),
-            4 => Some("Stable Diffusion"),
-            _ => None,
-        };
-        if let Some(other) = other {
-            let latent = self.latent_channels;
-            return Some(format!("this is a VAE of {other}, with {latent} latent channels; FLUX.2's has 32"));
+        let latent = self.latent_channels;
+        let mut related = FAMILIES.iter().flat_map(|family| family.related_vaes);
+        if let Some((_, other)) = related.find(|(channels, _)| *channels == latent) {
+            let Family { name, latent: Latent { channels, .. }, .. } = FAMILIES[0];
+            return Some(format!(
+                "this is a VAE of {other}, with {latent} latent channels; {name}'s has {channels}"
+            ));
         }
         for channels in [&self.block_out_channels[..], self.decoder_channels()] {
             if let Some(problem) =

@@ -227,7 +227,7 @@ impl SourceComponent {
             Component::TextEncoder | Component::Vae => return None,
         };
         let text = json!({
-            "_class_name": "Flux2Transformer2DModel",
+            "_class_name": self.weights.family().transformer.class,
             "attention_head_dim": c.attention_head_dim,
             "axes_dims_rope": c.axes_dims_rope,
             "eps": 1e-6,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_engine::ComponentFile;
+use kiln_family::Family;
 use kiln_model::{language_model, text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
@@ -100,7 +101,11 @@ fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
                 .with("single_blocks", c.num_single_layers)
                 .with("dim", c.dim())
                 .with("text_dim", c.joint_attention_dim)
-                .with("needs", format!("a {} and a FLUX.2 VAE", text_encoder_name(c.joint_attention_dim)))
+                .with("needs", {
+                    let family = weights.family();
+                    let encoder = text_encoder_name(family, c.joint_attention_dim);
+                    format!("a {encoder} and a {} VAE", family.name)
+                })
         }),
         Component::TextEncoder => text_encoder::Config::from_tensors(weights).map(|c| {
             Properties::default()
@@ -147,15 +152,16 @@ pub(super) fn contents(config: &text_encoder::Config, weights: &WeightSource) ->
         .with("rotary_rows", rotary)
 }
 
-/// Names the text encoder whose three states are this wide.
-fn text_encoder_name(text_dim: usize) -> String {
-    let hidden = text_dim / 3;
-    let name = match hidden {
-        2560 => "Qwen3-4B",
-        4096 => "Qwen3-8B",
-        5120 => "Mistral-Small-3.2-24B",
-        _ => "text encoder",
-    };
+/// Names the text encoder of a family whose states side by side are this wide.
+fn text_encoder_name(family: &Family, text_dim: usize) -> String {
+    let encoders = family.variants().map(|variant| variant.text_encoder);
+    let published = encoders.flat_map(|encoder| {
+        let states = encoder.layers.len();
+        encoder.sizes.iter().map(move |(hidden, name)| (states * hidden, *hidden, *name))
+    });
+    let usual = family.default_variant().text_encoder;
+    let other = (text_dim, text_dim / usual.layers.len(), "text encoder");
+    let (_, hidden, name) = published.into_iter().find(|(dim, ..)| *dim == text_dim).unwrap_or(other);
     format!("{name} (hidden size {hidden})")
 }
 

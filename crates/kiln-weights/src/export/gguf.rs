@@ -140,10 +140,12 @@ enum Value {
 /// The metadata that other programs need, and Kiln's own.
 fn metadata(plan: &[PlannedTensor], source: &WeightSource, options: &Options) -> Vec<(String, Value)> {
     let architecture = match options.component {
-        Component::Transformer => "flux",
-        Component::TextEncoder if source.contains(Q_NORM) => "qwen3",
-        // llama.cpp's name for Mistral's language models, too.
-        Component::TextEncoder => "llama",
+        Component::Transformer => source.family().transformer.architecture,
+        Component::TextEncoder => {
+            let mut encoders = kiln_family::text_encoders();
+            let has_norms = source.contains(Q_NORM);
+            encoders.find(|one| one.has_qk_norms == has_norms).map_or("", |one| one.architectures[0])
+        }
         Component::Vae => "vae",
     };
     let text = |key: &str, value: &str| (key.to_owned(), Value::String(value.to_owned()));

@@ -21,6 +21,7 @@ use crate::encoding::{COMFY_METADATA, HEADER_CONFIG};
 use crate::layout::GGUF_SETTINGS;
 use crate::quantize::{ErrorSums, PRECISION_KEY, Report, layer_kind};
 use crate::{Component, Error, Result, WeightSource, int8};
+use kiln_family::Family;
 pub use presets::{Preset, TextEncoderInfo, file_type};
 
 /// The naming scheme of the written tensors.
@@ -48,11 +49,17 @@ pub enum Storage {
 
 impl Storage {
     /// The format of a layer that is quantized; `None` if none are.
-    fn format(self, component: Component, name: &str, info: TextEncoderInfo) -> Option<Format> {
+    fn format(
+        self,
+        component: Component,
+        family: &Family,
+        name: &str,
+        info: TextEncoderInfo,
+    ) -> Option<Format> {
         match self {
             Storage::Keep | Storage::Dense(_) => None,
             Storage::Quantized(format) => Some(format),
-            Storage::Preset(preset) => Some(preset.format(component, name, info)),
+            Storage::Preset(preset) => Some(preset.format(component, family, name, info)),
         }
     }
 

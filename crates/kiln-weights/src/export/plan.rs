@@ -61,7 +61,7 @@ pub(super) fn plan(source: &WeightSource, options: &Options) -> Result<Vec<Plann
     for name in source.names().filter(|name| !source.is_row_scale(name) && !is_left_out(name)) {
         let original = match options.names {
             TensorNames::Diffusers => None,
-            TensorNames::Original => layout::to_original(options.component, name),
+            TensorNames::Original => layout::to_original(options.component, source.family(), name),
         };
         let (file_name, view) = original.unwrap_or_else(|| (name.to_owned(), View::Whole));
         let position = if let View::Chunk(i, _) = view { i } else { 0 };
@@ -108,7 +108,7 @@ fn plan_tensor(
     };
     let of_model = sources.first().map_or("", |(name, _)| name);
     let order = RowOrder::of(source, options, of_model, &first)?;
-    let wanted = options.storage.format(options.component, of_model, info);
+    let wanted = options.storage.format(options.component, source.family(), of_model, info);
     let wanted = wanted.filter(|_| is_quantized(options.component, of_model, &first));
     let conversion = match wanted.and_then(|format| fallback(format, first.last())) {
         Some(format) if !can_copy(source, options.container, &sources, format)? => {

@@ -23,6 +23,7 @@
 //!
 //! llama.cpp's `Q2_K_S` is left out: it needs an importance matrix.
 
+use kiln_family::Family;
 use kiln_tensor::packed::Format;
 
 use crate::layout::parse_index;
@@ -112,11 +113,17 @@ impl Preset {
     ///
     /// Whether a tensor is quantized at all, and what replaces a format whose blocks don't fit its rows, is not
     /// decided here.
-    pub fn format(self, component: Component, name: &str, text_encoder: TextEncoderInfo) -> Format {
+    pub fn format(
+        self,
+        component: Component,
+        family: &Family,
+        name: &str,
+        text_encoder: TextEncoderInfo,
+    ) -> Format {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         match component {
             Component::TextEncoder => self.text_encoder_format(module, text_encoder),
-            Component::Transformer if is_double_block_qkv(module) => self.image_qkv_format(),
+            Component::Transformer if family.transformer.is_sensitive(module) => self.sensitive_format(),
             Component::Transformer | Component::Vae => self.base(),
         }
     }
@@ -162,7 +169,7 @@ impl Preset {
         }
     }
 
-    fn image_qkv_format(self) -> Format {
+    fn sensitive_format(self) -> Format {
         match self {
             Preset::Q3KM | Preset::Q3KL => Format::Q4K,
             Preset::Q4KM => Format::Q5K,
@@ -206,22 +213,17 @@ fn has_more_bits(layer: usize, layers: usize) -> bool {
     layer < first || layer >= 7 * layers / 8 || (layer - first) % 3 == 2
 }
 
-/// Whether a module is a query, key or value of a double block, where files have one tensor for the three.
-fn is_double_block_qkv(module: &str) -> bool {
-    const QKV: [&str; 6] = ["to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"];
-    let leaf = module.rsplit('.').next().unwrap_or(module);
-    module.starts_with("transformer_blocks.") && QKV.contains(&leaf)
-}
-
 #[cfg(test)]
 mod tests {
+    use kiln_family::flux2::FLUX2;
+
     use super::*;
 
     const QWEN3_4B: TextEncoderInfo = TextEncoderInfo { layers: 36, tied_embedding: true };
     const QWEN3_8B: TextEncoderInfo = TextEncoderInfo { layers: 36, tied_embedding: false };
 
     fn of_text_encoder(preset: Preset, name: &str, info: TextEncoderInfo) -> Format {
-        preset.format(Component::TextEncoder, &format!("{name}.weight"), info)
+        preset.format(Component::TextEncoder, &FLUX2, &format!("{name}.weight"), info)
     }
 
     /// The layers in which `leaf` has another format than the preset's own, with that format.
@@ -318,7 +320,7 @@ mod tests {
         ];
         let none = TextEncoderInfo { layers: 0, tied_embedding: true };
         for (preset, qkv) in raised {
-            let format = |name: &str| preset.format(Component::Transformer, name, none);
+            let format = |name: &str| preset.format(Component::Transformer, &FLUX2, name, none);
             for leaf in ["to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"] {
                 assert_eq!(format(&format!("transformer_blocks.7.attn.{leaf}.weight")), qkv, "{leaf}");
             }

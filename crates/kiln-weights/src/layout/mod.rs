@@ -8,14 +8,14 @@
 
 mod module_names;
 mod text_encoder;
-mod transformer;
 mod vae;
 
 use std::fmt;
 
-pub(crate) use module_names::{ModuleLayout, ModuleNames, View, parse_index};
+use kiln_family::{FAMILIES, Family, ModuleNames};
+
+pub(crate) use module_names::{View, parse_index};
 pub(crate) use text_encoder::{GGUF_SETTINGS, HEAD_DIM, Q_NORM, TEKKEN, is_beside_layers};
-pub(crate) use transformer::MODULES as TRANSFORMER_MODULES;
 
 /// A component of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,10 +43,12 @@ impl fmt::Display for Component {
     }
 }
 
-/// The tensor names that one family of programs uses for a component.
-#[derive(Debug)]
+/// The tensor names that some programs use for a component.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct NamingScheme {
     pub component: Component,
+    /// The family whose transformers have these names; `None` for names that a network has in every family.
+    pub family: Option<&'static Family>,
     /// The programs or people it comes from.
     pub name: &'static str,
     /// The tensor by which it is recognized.
@@ -57,57 +59,49 @@ pub(crate) struct NamingScheme {
     modules: &'static [ModuleNames],
 }
 
+impl NamingScheme {
+    const fn new(component: Component, name: &'static str, anchor: &'static str) -> NamingScheme {
+        NamingScheme { component, family: None, name, anchor, model_prefix: "", modules: &[] }
+    }
+}
+
 const LLAMA_CPP: &str = "llama.cpp";
 
-const SCHEMES: [NamingScheme; 6] = [
+/// The names of the networks.
+const NETWORKS: [NamingScheme; 5] = [
+    NamingScheme::new(Component::Transformer, "diffusers", "single_stream_modulation.linear.weight"),
     NamingScheme {
-        component: Component::Transformer,
-        name: "diffusers",
-        anchor: "single_stream_modulation.linear.weight",
-        model_prefix: "",
-        modules: &[],
-    },
-    NamingScheme {
-        component: Component::Transformer,
-        name: "Black Forest Labs",
-        anchor: "single_stream_modulation.lin.weight",
-        model_prefix: "",
-        modules: transformer::MODULES,
-    },
-    NamingScheme {
-        component: Component::TextEncoder,
-        name: "transformers",
-        anchor: "layers.0.self_attn.q_proj.weight",
         model_prefix: "model.",
-        modules: &[],
+        ..NamingScheme::new(Component::TextEncoder, "transformers", "layers.0.self_attn.q_proj.weight")
     },
     NamingScheme {
-        component: Component::TextEncoder,
-        name: LLAMA_CPP,
-        anchor: "blk.0.attn_q.weight",
-        model_prefix: "",
         modules: text_encoder::LLAMA_CPP,
+        ..NamingScheme::new(Component::TextEncoder, LLAMA_CPP, "blk.0.attn_q.weight")
     },
+    NamingScheme::new(Component::Vae, "diffusers", "decoder.mid_block.resnets.0.conv1.weight"),
     NamingScheme {
-        component: Component::Vae,
-        name: "diffusers",
-        anchor: "decoder.mid_block.resnets.0.conv1.weight",
-        model_prefix: "",
-        modules: &[],
-    },
-    NamingScheme {
-        component: Component::Vae,
-        name: "latent diffusion",
-        anchor: "decoder.mid.block_1.conv1.weight",
-        model_prefix: "",
         modules: vae::LATENT_DIFFUSION,
+        ..NamingScheme::new(Component::Vae, "latent diffusion", "decoder.mid.block_1.conv1.weight")
     },
 ];
+
+/// All naming schemes: those of the networks, and those of each family's transformer.
+fn schemes() -> impl Iterator<Item = NamingScheme> {
+    let of_family = |family: &'static Family| {
+        family.transformer.layouts.iter().map(move |layout| NamingScheme {
+            family: Some(family),
+            modules: layout.modules,
+            ..NamingScheme::new(Component::Transformer, layout.name, layout.anchor)
+        })
+    };
+    let [transformer, others @ ..] = NETWORKS;
+    std::iter::once(transformer).chain(FAMILIES.iter().flat_map(|family| of_family(family))).chain(others)
+}
 
 /// A component found in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct DetectedComponent {
-    pub scheme: &'static NamingScheme,
+    pub scheme: NamingScheme,
     /// What the file has before each name of the scheme.
     pub prefix: String,
 }
@@ -117,7 +111,7 @@ pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<De
     // Averages of the weights have names like theirs.
     let names = names.filter(|name| !is_training_leftover(name));
     let mut detected: Vec<DetectedComponent> = Vec::new();
-    for scheme in &SCHEMES {
+    for scheme in schemes() {
         let prefix = |name: &'n str| {
             name.strip_suffix(scheme.anchor).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
         };
@@ -146,17 +140,16 @@ pub(crate) fn is_training_leftover(name: &str) -> bool {
 
 /// Whether a component is recognized by this tensor.
 pub(crate) fn is_anchor(name: &str) -> bool {
-    SCHEMES.iter().any(|scheme| name.ends_with(scheme.anchor))
+    schemes().any(|scheme| name.ends_with(scheme.anchor))
 }
 
-/// A model that is easily mistaken for FLUX.2 and that these names belong to.
+/// A model of no known family that these names belong to.
 pub(crate) fn related_model<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<&'static str> {
-    const RELATED: [(&str, &str); 3] = [
-        ("double_blocks.0.img_mod.lin.weight", "FLUX.1"),
-        ("transformer_blocks.0.norm1_context.linear.weight", "FLUX.1"),
-        ("joint_blocks.0.x_block.attn.qkv.weight", "Stable Diffusion 3"),
-    ];
-    names.find_map(|name| RELATED.iter().find(|(anchor, _)| name.ends_with(anchor)).map(|r| r.1))
+    let related = |name: &str| {
+        let mut all = FAMILIES.iter().flat_map(|family| family.related);
+        all.find(|(anchor, _)| name.ends_with(anchor)).map(|(_, model)| *model)
+    };
+    names.find_map(related)
 }
 
 impl DetectedComponent {
@@ -182,16 +175,16 @@ impl DetectedComponent {
     }
 }
 
-/// The names that programs other than diffusers and transformers use.
-fn original_names(component: Component) -> &'static [ModuleNames] {
+/// The names that programs other than diffusers and transformers use for a component of a model of this family.
+fn original_names(component: Component, family: &Family) -> &'static [ModuleNames] {
     match component {
-        Component::Transformer => transformer::MODULES,
+        Component::Transformer => family.transformer.layouts.first().map_or(&[], |layout| layout.modules),
         Component::TextEncoder => text_encoder::LLAMA_CPP,
         Component::Vae => vae::LATENT_DIFFUSION,
     }
 }
 
 /// The tensor that holds the model's tensor `name` in files with the original names, and which slice of it that is.
-pub(crate) fn to_original(component: Component, name: &str) -> Option<(String, View)> {
-    module_names::to_file(original_names(component), name)
+pub(crate) fn to_original(component: Component, family: &Family, name: &str) -> Option<(String, View)> {
+    module_names::to_file(original_names(component, family), name)
 }

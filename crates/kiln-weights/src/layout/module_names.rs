@@ -1,57 +1,18 @@
 //! Names of modules, translated between a file's naming scheme and the model's.
 //!
-//! A table has one [`ModuleNames`] per module. In its names, `#` stands for a number, `~` for that number counted from the
-//! other end of the autoencoder's four levels, and a final `*` for the rest of the name.
+//! A table has one [`ModuleNames`] per module, which says what its placeholders stand for.
 
+use kiln_family::{ModuleLayout, ModuleNames};
 use kiln_tensor::Shape;
 
-/// The names of one module, or of a few that files store as one.
-#[derive(Debug)]
-pub(crate) struct ModuleNames {
-    /// Its name in the file.
-    pub file: &'static str,
-    /// Its name in the model; or several, whose rows the file stacks in this order.
-    pub model: &'static [&'static str],
-    pub layout: ModuleLayout,
-    /// Whether it is a norm, whose weight is called `scale` in the file and which no LoRA changes.
-    pub is_norm: bool,
-    /// Other names that LoRA files have for it.
-    pub lora_names: &'static [&'static str],
-    /// Names that LoRA files have for consecutive slices of its rows.
-    pub lora_slices: &'static [&'static str],
-}
-
-impl ModuleNames {
-    pub(super) const fn new(file: &'static str, model: &'static [&'static str]) -> ModuleNames {
-        ModuleNames {
-            file,
-            model,
-            layout: ModuleLayout::Same,
-            is_norm: false,
-            lora_names: &[],
-            lora_slices: &[],
-        }
+/// Which slice of the file's tensor is the model's module number `i`.
+fn view(names: &ModuleNames, i: usize) -> View {
+    match (names.layout, names.model.len()) {
+        (ModuleLayout::SwappedHalves, _) => View::SwappedHalves,
+        (ModuleLayout::Conv1x1, _) => View::Squeezed,
+        (ModuleLayout::Same, 1) => View::Whole,
+        (ModuleLayout::Same, count) => View::Chunk(i, count),
     }
-
-    /// Which slice of the file's tensor is the model's module number `i`.
-    fn view(&self, i: usize) -> View {
-        match (self.layout, self.model.len()) {
-            (ModuleLayout::SwappedHalves, _) => View::SwappedHalves,
-            (ModuleLayout::Conv1x1, _) => View::Squeezed,
-            (ModuleLayout::Same, 1) => View::Whole,
-            (ModuleLayout::Same, count) => View::Chunk(i, count),
-        }
-    }
-}
-
-/// How a file lays out the values of a module, compared with the model.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum ModuleLayout {
-    Same,
-    /// The two halves of the rows are swapped.
-    SwappedHalves,
-    /// A matrix is stored as a 1×1 convolution.
-    Conv1x1,
 }
 
 /// Which slice of a file's tensor is a tensor of the model.
@@ -91,7 +52,7 @@ pub(super) fn to_model(modules: &[ModuleNames], name: &str) -> Option<Vec<(Strin
     modules.iter().find_map(|names| {
         let matched = Match::new(names.file, module)?;
         let tensors = names.model.iter().enumerate();
-        Some(tensors.map(|(i, model)| (format!("{}.{leaf}", matched.fill(model)), names.view(i))).collect())
+        Some(tensors.map(|(i, model)| (format!("{}.{leaf}", matched.fill(model)), view(names, i))).collect())
     })
 }
 
@@ -102,7 +63,7 @@ pub(super) fn to_file(modules: &[ModuleNames], name: &str) -> Option<(String, Vi
         let mut candidates = names.model.iter().enumerate();
         let (i, matched) = candidates.find_map(|(i, model)| Some((i, Match::new(model, module)?)))?;
         let leaf = if names.is_norm && leaf == "weight" { "scale" } else { leaf };
-        Some((format!("{}.{leaf}", matched.fill(names.file)), names.view(i)))
+        Some((format!("{}.{leaf}", matched.fill(names.file)), view(names, i)))
     })
 }
 
@@ -161,8 +122,12 @@ pub(crate) fn parse_index(word: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Component, original_names};
+    use super::super::Component;
     use super::*;
+
+    fn original_names(component: Component) -> &'static [ModuleNames] {
+        super::super::original_names(component, &kiln_family::flux2::FLUX2)
+    }
 
     fn names(component: Component, name: &str) -> Vec<(String, View)> {
         to_model(original_names(component), name).unwrap_or_default()

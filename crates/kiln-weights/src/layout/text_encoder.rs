@@ -1,4 +1,4 @@
-use super::module_names::ModuleNames;
+use kiln_family::ModuleNames;
 
 const fn names(file: &'static str, model: &'static [&'static str]) -> ModuleNames {
     ModuleNames::new(file, model)

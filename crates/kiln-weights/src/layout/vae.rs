@@ -1,4 +1,4 @@
-use super::module_names::{ModuleLayout, ModuleNames};
+use kiln_family::{ModuleLayout, ModuleNames};
 
 const fn names(file: &'static str, model: &'static [&'static str]) -> ModuleNames {
     ModuleNames::new(file, model)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::targets::{Block, block, layer_targets};
+use super::targets::{block, layer_targets};
 
 /// A model that LoRAs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +73,8 @@ impl LoraBase {
         }
         let dim = modules.clone().find_map(|(name, size)| dim(name, size))?;
         let beyond = |name: &str| match block(name) {
-            Some(Block::Double(number, _)) => number >= MAX_DOUBLE_BLOCKS,
-            Some(Block::Single(number, _)) => number >= SINGLE_BLOCKS_4B,
+            Some(block) if block.is_double() => block.number >= MAX_DOUBLE_BLOCKS,
+            Some(block) => block.number >= SINGLE_BLOCKS_4B,
             None => false,
         };
         if dim == DIM_4B && modules.clone().any(|(name, _)| beyond(name)) {
@@ -86,19 +86,17 @@ impl LoraBase {
 
 fn is_flux1(name: &str, [rows, cols]: [usize; 2]) -> bool {
     let named = match block(name) {
-        Some(Block::Double(_, name) | Block::Single(_, name)) => {
-            FLUX1_IN_BLOCKS.iter().any(|start| name.starts_with(start))
-        }
+        Some(block) => FLUX1_IN_BLOCKS.iter().any(|start| block.name.starts_with(start)),
         None => FLUX1_OUTSIDE.iter().any(|start| name.starts_with(start)),
     };
     // FLUX.1's MLPs are 4 times as wide as the model and have no gate; FLUX.2's are 3 times as wide, with a gate.
     let is_multiple = |n: usize, dim: usize, other: usize| dim.checked_mul(n) == Some(other);
-    let shaped = match block(name) {
-        Some(Block::Double(_, "img_mlp_0" | "txt_mlp_0")) => is_multiple(4, cols, rows),
-        Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2")) => is_multiple(4, rows, cols),
-        Some(Block::Single(_, "linear1")) => is_multiple(7, cols, rows),
-        Some(Block::Single(_, "linear2" | "proj_out")) => is_multiple(5, rows, cols),
-        Some(Block::Single(_, "linear1_3" | "proj_mlp")) => is_multiple(4, cols, rows),
+    let shaped = match block(name).map(|block| (block.is_double(), block.name)) {
+        Some((true, "img_mlp_0" | "txt_mlp_0")) => is_multiple(4, cols, rows),
+        Some((true, "img_mlp_2" | "txt_mlp_2")) => is_multiple(4, rows, cols),
+        Some((false, "linear1")) => is_multiple(7, cols, rows),
+        Some((false, "linear2" | "proj_out")) => is_multiple(5, rows, cols),
+        Some((false, "linear1_3" | "proj_mlp")) => is_multiple(4, cols, rows),
         _ => false,
     };
     named || shaped
@@ -106,9 +104,9 @@ fn is_flux1(name: &str, [rows, cols]: [usize; 2]) -> bool {
 
 /// The width of the model, from a module that has it as a side.
 fn dim(name: &str, [rows, cols]: [usize; 2]) -> Option<usize> {
-    match block(name) {
-        Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2" | "ff_linear_out" | "ff_context_linear_out"))
-        | Some(Block::Single(_, "linear2" | "attn_to_out" | "attn_to_out_0" | "proj_out")) => Some(rows),
+    match block(name).map(|block| (block.is_double(), block.name)) {
+        Some((true, "img_mlp_2" | "txt_mlp_2" | "ff_linear_out" | "ff_context_linear_out"))
+        | Some((false, "linear2" | "attn_to_out" | "attn_to_out_0" | "proj_out")) => Some(rows),
         Some(_) => Some(cols),
         None => match name {
             "img_in" | "x_embedder" | "txt_in" | "context_embedder" => Some(rows),

@@ -1,12 +1,14 @@
 //! The layers of the model that a LoRA module changes, by the module's name.
 //!
-//! Names are compared with every dot as an underscore, so that the table of [`TRANSFORMER_MODULES`] serves dotted names and
+//! Names are compared with every dot as an underscore, so that the tables of the families serve dotted names and
 //! the flat ones of kohya, OneTrainer and LyCORIS, in Black Forest Labs' naming as in diffusers'. Inside a block, names of
 //! both namings are accepted behind the prefix of either.
 
 use std::ops::Range;
 
-use crate::layout::{ModuleLayout, ModuleNames, TRANSFORMER_MODULES, parse_index};
+use kiln_family::{BlockPrefix, FAMILIES, ModuleLayout, ModuleNames, TransformerNames};
+
+use crate::layout::parse_index;
 
 /// How the rows of a module map to those of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,36 +75,50 @@ impl RowMapping {
     }
 }
 
-const DOUBLE_BLOCKS: [&str; 3] = ["double_blocks_", "transformer_blocks_", "sformer_blocks_"];
-const SINGLE_BLOCKS: [&str; 2] = ["single_blocks_", "single_transformer_blocks_"];
-
-/// A block's number, and the name of a module in it.
+/// A block's prefix in the model and its number, and the name of a module in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Block<'n> {
-    Double(usize, &'n str),
-    Single(usize, &'n str),
+pub(super) struct Block<'n> {
+    pub prefix: &'static str,
+    pub number: usize,
+    pub name: &'n str,
+}
+
+impl Block<'_> {
+    /// Whether text and image are separate streams in it.
+    pub fn is_double(&self) -> bool {
+        self.prefix == "transformer_blocks."
+    }
 }
 
 /// The block that a flat name is in.
 pub(super) fn block(flat: &str) -> Option<Block<'_>> {
-    let inside = |prefixes: &[&str]| {
-        let rest = prefixes.iter().find_map(|prefix| flat.strip_prefix(prefix))?;
-        let (number, name) = rest.split_once('_')?;
-        Some((parse_index(number)?, name))
-    };
-    let double = || inside(&DOUBLE_BLOCKS).map(|(number, name)| Block::Double(number, name));
-    double().or_else(|| inside(&SINGLE_BLOCKS).map(|(number, name)| Block::Single(number, name)))
+    families().find_map(|names| block_of(names, flat))
 }
 
-/// The layers that a module of this flat name changes; `None` if FLUX.2 has no such module.
-pub(super) fn layer_targets(flat: &str) -> Option<Vec<LayerTarget>> {
-    let (prefix, number, name) = match block(flat) {
-        Some(Block::Double(number, name)) => ("transformer_blocks.", number, name),
-        Some(Block::Single(number, name)) => ("single_transformer_blocks.", number, name),
-        None => ("", 0, flat),
+fn block_of<'n>(names: &TransformerNames, flat: &'n str) -> Option<Block<'n>> {
+    let inside = |prefix: &BlockPrefix| {
+        let (number, name) = flat.strip_prefix(prefix.flat)?.split_once('_')?;
+        Some(Block { prefix: prefix.model, number: parse_index(number)?, name })
     };
+    names.lora_blocks.iter().find_map(inside)
+}
+
+/// The names of each family's transformer.
+fn families() -> impl Iterator<Item = &'static TransformerNames> {
+    FAMILIES.iter().map(|family| family.transformer)
+}
+
+/// The layers that a module of this flat name changes; `None` if no family has such a module.
+pub(super) fn layer_targets(flat: &str) -> Option<Vec<LayerTarget>> {
+    families().find_map(|names| targets_of(names, flat))
+}
+
+fn targets_of(names: &TransformerNames, flat: &str) -> Option<Vec<LayerTarget>> {
+    let Block { prefix, number, name } =
+        block_of(names, flat).unwrap_or(Block { prefix: "", number: 0, name: flat });
     let in_place = |module: &&ModuleNames| !module.is_norm && split_block(module.model[0]).0 == prefix;
-    let layers = TRANSFORMER_MODULES.iter().filter(in_place).find_map(|module| match_module(module, name))?;
+    let modules = names.layouts.iter().flat_map(|layout| layout.modules);
+    let layers = modules.filter(in_place).find_map(|module| match_module(module, name))?;
     let target = |(layer, mapping): (&str, RowMapping)| LayerTarget {
         layer: layer.replace('#', &number.to_string()),
         mapping,
@@ -147,11 +163,9 @@ fn is_flat(dotted: &str, flat: &str) -> bool {
     dotted.len() == flat.len() && dotted.bytes().map(|b| if b == b'.' { b'_' } else { b }).eq(flat.bytes())
 }
 
-/// Whether the name is Black Forest Labs' rather than diffusers'.
+/// Whether the name is one of a family's original layout rather than diffusers'.
 pub(super) fn is_original(flat: &str) -> bool {
-    const PREFIXES: [&str; 7] =
-        ["double_blocks_", "single_blocks_", "img_in", "txt_in", "time_in_", "guidance_in_", "final_layer_"];
-    PREFIXES.iter().any(|prefix| flat.starts_with(prefix)) || flat.ends_with("_lin")
+    families().flat_map(|names| names.original_words).any(|word| flat.starts_with(word))
 }
 
 #[cfg(test)]
@@ -230,7 +244,9 @@ mod tests {
     #[test]
     fn no_name_means_two_modules() {
         let mut names: Vec<(&str, String)> = Vec::new();
-        for module in TRANSFORMER_MODULES.iter().filter(|module| !module.is_norm) {
+        for module in
+            kiln_family::flux2::FLUX2.transformer.layouts[0].modules.iter().filter(|module| !module.is_norm)
+        {
             let all = [&[module.file], module.model, module.lora_names, module.lora_slices].concat();
             let flat = all.iter().map(|name| split_block(name).1.replace('.', "_"));
             names.extend(flat.map(|name| (split_block(module.model[0]).0, name)));

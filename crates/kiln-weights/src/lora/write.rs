@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::Component;
 use crate::layout::{View, to_original};
 use crate::lora::keys::flatten;
+use kiln_family::FAMILIES;
 
 /// The names that a LoRA file is written with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,7 +146,7 @@ fn fuse(modules: &[TrainedModule], has_alpha: bool) -> Result<BTreeMap<String, F
     let mut groups: BTreeMap<String, Vec<Part<'_>>> = BTreeMap::new();
     for module in modules {
         let layer = &module.layer;
-        let (name, view) = to_original(Component::Transformer, &format!("{layer}.weight"))
+        let (name, view) = to_original(Component::Transformer, FAMILIES[0], &format!("{layer}.weight"))
             .ok_or_else(|| format!("the layer `{layer}` has no name in this layout"))?;
         let name = name.trim_end_matches(".weight").to_owned();
         groups.entry(name).or_default().push(Part { module, view });

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kiln_family::{FAMILIES, Family, Variant};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::encoding::{self, QuantizationConfig, Tensors};
@@ -33,6 +34,8 @@ pub struct WeightSource {
     metadata: Arc<BTreeMap<String, String>>,
     unclaimed: Arc<Unclaimed>,
     interleaved_rotary: bool,
+    /// Of a component: the family that its tensor names tell.
+    family: Option<&'static Family>,
     /// Generates tensors for a source without files.
     synthetic: Option<Arc<Synthetic>>,
 }
@@ -109,6 +112,7 @@ impl WeightSource {
             metadata: Arc::default(),
             unclaimed: Arc::default(),
             interleaved_rotary: false,
+            family: None,
             synthetic: Some(Arc::new(Synthetic::new(budget))),
         }
     }
@@ -159,6 +163,7 @@ impl WeightSource {
             metadata: Arc::new(metadata),
             unclaimed: Arc::default(),
             interleaved_rotary: false,
+            family: None,
             synthetic: None,
         })
     }
@@ -261,7 +266,17 @@ impl WeightSource {
         let component = self.with_tensors(tensors);
         let interleaved_rotary = detected.has_llama_cpp_names() && !component.contains(layout::Q_NORM);
         let (metadata, unclaimed) = (Arc::new(metadata), Arc::new(unclaimed));
-        Ok(Some(WeightSource { metadata, unclaimed, interleaved_rotary, ..component }))
+        let family = detected.scheme.family;
+        Ok(Some(WeightSource { metadata, unclaimed, interleaved_rotary, family, ..component }))
+    }
+
+    /// The family of a component: what its tensor names tell, else its metadata; else the first family.
+    pub fn family(&self) -> &'static Family {
+        let stated = || {
+            let name = [Variant::KEY, Variant::GUESS_KEY].iter().find_map(|key| self.metadata.get(*key))?;
+            Some(name.parse::<Variant>().ok()?.family)
+        };
+        self.family.or_else(stated).unwrap_or(FAMILIES[0])
     }
 
     /// Opens a file or folder that must have this component.
@@ -280,6 +295,7 @@ impl WeightSource {
             metadata: Arc::clone(&self.metadata),
             unclaimed: Arc::default(),
             interleaved_rotary: false,
+            family: None,
             synthetic: None,
         }
     }

@@ -1,4 +1,6 @@
-use super::module_names::{ModuleLayout, ModuleNames};
+//! The names of FLUX.2's tensors in files and in LoRAs.
+
+use crate::{BlockPrefix, Layout, ModuleLayout, ModuleNames, TransformerNames};
 
 const fn names(file: &'static str, model: &'static [&'static str]) -> ModuleNames {
     ModuleNames::new(file, model)
@@ -8,9 +10,48 @@ const fn norm(file: &'static str, model: &'static [&'static str]) -> ModuleNames
     ModuleNames { is_norm: true, ..names(file, model) }
 }
 
+/// FLUX.2's transformer.
+pub(super) static TRANSFORMER: TransformerNames = TransformerNames {
+    class: "Flux2Transformer2DModel",
+    architecture: "flux",
+    layouts: &[Layout {
+        name: "Black Forest Labs",
+        anchor: "single_stream_modulation.lin.weight",
+        modules: MODULES,
+    }],
+    lora_blocks: &[
+        block("double_blocks_", DOUBLE),
+        block("transformer_blocks_", DOUBLE),
+        // What is left of `transformer_blocks_` behind `lora_tran`.
+        block("sformer_blocks_", DOUBLE),
+        block("single_blocks_", SINGLE),
+        block("single_transformer_blocks_", SINGLE),
+    ],
+    original_words: &[
+        "double_blocks_",
+        "single_blocks_",
+        "img_in",
+        "txt_in",
+        "time_in_",
+        "guidance_in_",
+        "final_layer_",
+        "double_stream_modulation_img_lin",
+        "double_stream_modulation_txt_lin",
+        "single_stream_modulation_lin",
+    ],
+    sensitive: (DOUBLE, &["to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"]),
+};
+
+const DOUBLE: &str = "transformer_blocks.";
+const SINGLE: &str = "single_transformer_blocks.";
+
+const fn block(flat: &'static str, model: &'static str) -> BlockPrefix {
+    BlockPrefix { flat, model }
+}
+
 /// The modules of the transformer: their names in Black Forest Labs' checkpoints, which ComfyUI and GGUF files share, in
 /// diffusers, which are the model's, and in LoRA files where those differ from both.
-pub(crate) const MODULES: &[ModuleNames] = &[
+const MODULES: &[ModuleNames] = &[
     names("img_in", &["x_embedder"]),
     names("txt_in", &["context_embedder"]),
     names("time_in.in_layer", &["time_guidance_embed.timestep_embedder.linear_1"]),
