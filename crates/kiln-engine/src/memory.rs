@@ -22,19 +22,18 @@ impl MemoryEstimate {
         self.transformer.max(self.vae)
     }
 
-    /// Estimates the memory of an image of `width` × `height` with `other_tokens` text and reference tokens. `channels`
+    /// Estimates the memory of an image of this width and height with `tokens` image, text and reference tokens. `channels`
     /// are those of the VAE decoder's last level and of the one before it.
     pub fn new(
         config: &transformer::Config,
         channels: Option<[usize; 2]>,
-        [width, height]: [usize; 2],
-        other_tokens: usize,
+        size: [usize; 2],
+        tokens: usize,
         dtype: DType,
     ) -> MemoryEstimate {
-        let tokens = (width / 16).saturating_mul(height / 16);
-        let transformer = MemoryEstimate::step(config, tokens.saturating_add(other_tokens), dtype);
+        let transformer = MemoryEstimate::step(config, tokens, dtype);
         let channels = channels.unwrap_or([64; 2]);
-        MemoryEstimate { transformer, vae: decoder_bytes([width, height], channels, dtype.size() as u64) }
+        MemoryEstimate { transformer, vae: decoder_bytes(size, channels, dtype.size() as u64) }
     }
 
     /// Returns the bytes of the activations of one transformer step over `rows` tokens.

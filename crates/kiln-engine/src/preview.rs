@@ -34,7 +34,10 @@ impl<B: Backend> PreviewDecoder<B> {
     /// Creates a linear decoder, fitted to how the pipeline's VAE encodes a colour chart.
     pub fn linear(pipeline: &Pipeline<B>) -> Result<PreviewDecoder<B>> {
         let b = pipeline.backend();
-        let mut projection = LatentProjection::new(pipeline.model().transformer.config.in_channels);
+        let mut projection = {
+            let model = pipeline.model();
+            LatentProjection::new(model.transformer.config.in_channels, model.pixels_per_token())
+        };
         let chart = colour_chart(CHART_SIDE);
         // If encoding fails, previews are grey until the first image is finished.
         let tokens = pipeline.autoencoder(None)?.encode(b, &chart, &mut ());

@@ -19,6 +19,8 @@ const RIDGE: f64 = 0.02;
 /// A linear map from tokens to pixels, and the least-squares sums behind it.
 pub struct LatentProjection {
     channels: usize,
+    /// Pixels of the image along a side of one token.
+    unit: usize,
     /// `xᵀx`, where `x` is a token followed by a constant 1: `[channels + 1, channels + 1]`.
     squares: Vec<f64>,
     /// `xᵀy`, where `y` are a token's pixels: `[channels + 1, OUT]`.
@@ -28,15 +30,15 @@ pub struct LatentProjection {
 }
 
 impl LatentProjection {
-    pub fn new(channels: usize) -> LatentProjection {
+    pub fn new(channels: usize, unit: usize) -> LatentProjection {
         let rows = channels + 1;
         let (squares, products) = (vec![0.0; rows * rows], vec![0.0; rows * OUT]);
-        LatentProjection { channels, squares, products, map: vec![0.0; rows * OUT] }
+        LatentProjection { channels, unit, squares, products, map: vec![0.0; rows * OUT] }
     }
 
-    /// Refines the map with the tokens of an image, `[height/16 · width/16, channels]`. Ignores tokens of another size.
+    /// Refines the map with the tokens of an image, `[rows · columns, channels]`. Ignores tokens of another size.
     pub fn learn(&mut self, tokens: &[f32], image: &RgbImage) {
-        let (width, height) = (image.width() as usize / 16, image.height() as usize / 16);
+        let (width, height) = (image.width() as usize / self.unit, image.height() as usize / self.unit);
         let rows = self.channels + 1;
         if width * height * self.channels != tokens.len() {
             return;
@@ -178,7 +180,7 @@ mod tests {
 
     #[test]
     fn tokens_of_another_size_are_not_decoded_and_not_learnt() {
-        let mut projection = LatentProjection::new(16);
+        let mut projection = LatentProjection::new(16, 16);
         assert!(projection.decode(&[0.0; 15], 1, 1).is_none());
         projection.learn(&[1.0; 16], &colour_chart(64));
         assert!(projection.map.iter().all(|v| *v == 0.0));

@@ -1,11 +1,11 @@
 //! Source and mask for inpainting, as `Flux2KleinInpaintPipeline` prepares them.
 //!
-//! Without padding the whole image is generated: source and mask are *resized* to multiples of 16, where a
+//! Without padding the whole image is generated: source and mask are *resized* to multiples of a unit, where a
 //! reference image would be cropped. With padding only the region around the mask is: it is widened to the image's
 //! aspect ratio and scaled to the image's size, and [`paste_back`](crate::paste_back) puts the result back into the
 //! source.
 
-use crate::prepare::{SIZE_MULTIPLE, init_size, round_down, shrink};
+use crate::prepare::{init_size, round_down, shrink};
 use crate::resample::{Axis, resize_spans};
 use crate::{Error, Filter, GrayImage, Raster, Result, RgbImage, resize};
 
@@ -14,11 +14,11 @@ use crate::{Error, Filter, GrayImage, Raster, Result, RgbImage, resize};
 pub struct InpaintInputs {
     /// The image to encode, `width` by `height`.
     pub source: RgbImage,
-    /// How much of each token may change, 0 to 1, by rows: `[height / 16, width / 16]`.
+    /// How much of each token may change, 0 to 1, by rows: `[height / unit, width / unit]`.
     pub mask: Vec<f32>,
-    /// Width of the image to generate, a multiple of 16.
+    /// Width of the image to generate, a multiple of the unit.
     pub width: u32,
-    /// Height of the image to generate, a multiple of 16.
+    /// Height of the image to generate, a multiple of the unit.
     pub height: u32,
     /// Where to paste the result, if only a region is generated.
     pub paste: Option<PasteTarget>,
@@ -27,7 +27,7 @@ pub struct InpaintInputs {
 /// The image that a region was cropped from.
 #[derive(Clone, Debug)]
 pub struct PasteTarget {
-    /// The source, shrunk if it was over a megapixel, but not rounded to multiples of 16.
+    /// The source, shrunk if it was over a megapixel, but not rounded to multiples of the unit.
     pub original: RgbImage,
     /// The mask, at the same size.
     pub mask: GrayImage,
@@ -65,24 +65,29 @@ impl Region {
 }
 
 /// Prepares `source` and `mask` (white changes, black stays). With `padding`, only the mask's bounding box and that
-/// many pixels around it are generated.
+/// many pixels around it are generated. A token is `unit` pixels wide and high.
 ///
 /// A mask of another size is stretched over the source. diffusers does the same without padding, and fails with it.
-pub fn prepare_inpaint(source: &RgbImage, mask: &GrayImage, padding: Option<u32>) -> Result<InpaintInputs> {
+pub fn prepare_inpaint(
+    source: &RgbImage,
+    mask: &GrayImage,
+    padding: Option<u32>,
+    unit: u32,
+) -> Result<InpaintInputs> {
     let source = shrink(source);
-    let (width, height) = (round_down(source.width()), round_down(source.height()));
+    let (width, height) = (round_down(source.width(), unit), round_down(source.height(), unit));
     if width == 0 || height == 0 {
         let (width, height) = (source.width(), source.height());
-        return Err(Error::TooSmall { role: "image to inpaint", width, height, min: SIZE_MULTIPLE });
+        return Err(Error::TooSmall { role: "image to inpaint", width, height, min: unit });
     }
     let Some(padding) = padding else {
-        return Ok(resize_inpaint(&source, mask, width, height));
+        return Ok(resize_inpaint(&source, mask, [width, height], unit));
     };
     let mask = resize(mask, source.width(), source.height(), Filter::Lanczos);
     let region = crop_region(&mask, width, height, padding)?;
     Ok(InpaintInputs {
         source: resize_and_fill(&region.crop(&source), width, height),
-        mask: token_mask(&resize_and_fill(&region.crop(&mask), width, height)),
+        mask: token_mask(&resize_and_fill(&region.crop(&mask), width, height), unit),
         width,
         height,
         paste: Some(PasteTarget { original: source, mask, region }),
@@ -96,29 +101,33 @@ pub fn prepare_inpaint_sized(
     mask: &GrayImage,
     width: Option<u32>,
     height: Option<u32>,
+    unit: u32,
 ) -> Result<InpaintInputs> {
     let own = shrink(source);
-    let (width, height) = init_size(source, width, height)?;
+    let (width, height) = init_size(source, width, height, unit)?;
     // The size it has anyway: shrunk first, so that a recipe with this size gives the same image.
-    let unchanged = (width, height) == (round_down(own.width()), round_down(own.height()));
-    Ok(resize_inpaint(if unchanged { &own } else { source }, mask, width, height))
+    let unchanged = (width, height) == (round_down(own.width(), unit), round_down(own.height(), unit));
+    Ok(resize_inpaint(if unchanged { &own } else { source }, mask, [width, height], unit))
 }
 
-fn resize_inpaint(source: &RgbImage, mask: &GrayImage, width: u32, height: u32) -> InpaintInputs {
+fn resize_inpaint(
+    source: &RgbImage,
+    mask: &GrayImage,
+    [width, height]: [u32; 2],
+    unit: u32,
+) -> InpaintInputs {
     // In one step from the mask's own size: an intermediate resize to the source's size would move its edges.
-    let mask = token_mask(&resize(mask, width, height, Filter::Lanczos));
+    let mask = token_mask(&resize(mask, width, height, Filter::Lanczos), unit);
     let source = resize(source, width, height, Filter::Lanczos);
     InpaintInputs { source, mask, width, height, paste: None }
 }
 
 /// Reduces the mask to one value per token: thresholded at half brightness, then torch's bilinear `interpolate`
-/// without antialiasing, which at a sixteenth of the size is the mean of the four pixels around each token's centre.
-fn token_mask(mask: &GrayImage) -> Vec<f32> {
+/// without antialiasing, which at an even fraction of the size is the mean of the four pixels around each token's centre.
+fn token_mask(mask: &GrayImage, unit: u32) -> Vec<f32> {
     let quarter = |x: u32, y: u32| if mask.row(y)[x as usize] >= 128 { 0.25 } else { 0.0 };
-    let (columns, rows) = (mask.width() / SIZE_MULTIPLE, mask.height() / SIZE_MULTIPLE);
-    let centre = |token: u32| {
-        (token * SIZE_MULTIPLE + SIZE_MULTIPLE / 2 - 1, token * SIZE_MULTIPLE + SIZE_MULTIPLE / 2)
-    };
+    let (columns, rows) = (mask.width() / unit, mask.height() / unit);
+    let centre = |token: u32| (token * unit + unit / 2 - 1, token * unit + unit / 2);
     let token = |row: u32, column: u32| {
         let ((x1, x2), (y1, y2)) = (centre(column), centre(row));
         quarter(x1, y1) + quarter(x2, y1) + quarter(x1, y2) + quarter(x2, y2)

@@ -14,7 +14,7 @@
 //! assert_eq!(from_bytes("large.png", &file)?, large);
 //! assert_eq!(read_recipe(&file)?.as_deref(), Some(r#"{"seed":42}"#));
 //!
-//! let reference = prepare_reference(&large)?;
+//! let reference = prepare_reference(&large, 16)?;
 //! assert_eq!((reference.width(), reference.height()), (96, 80));
 //! # Ok::<(), kiln_image::Error>(())
 //! ```
@@ -50,9 +50,7 @@ pub use encode::{Encoding, Format, encode, encode_with, encode_with_parameters};
 pub use error::{Error, Result};
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};
 pub use overlay::paste_back;
-pub use prepare::{
-    SIZE_MULTIPLE, init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to,
-};
+pub use prepare::{init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to};
 pub use raster::{GrayImage, Raster, RgbImage};
 pub use recipe::{read_parameters, read_recipe};
 pub use resample::{Filter, resize};

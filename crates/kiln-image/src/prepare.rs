@@ -1,9 +1,7 @@
-//! Resizing images to what the model accepts: at most a megapixel, sides in multiples of 16, limits on size and aspect ratio.
+//! Resizing images to what the model accepts: at most a megapixel, sides in multiples of the `unit` that is one of its
+//! tokens, limits on size and aspect ratio.
 
 use crate::{Error, Filter, MAX_SIDE, Raster, Result, RgbImage, resize};
-
-/// Image sides are multiples of this: 8 from the autoencoder times 2 from the patches.
-pub const SIZE_MULTIPLE: u32 = 16;
 
 /// Larger images are shrunk to about this number of pixels.
 const MAX_AREA: u64 = 1024 * 1024;
@@ -14,14 +12,14 @@ const MAX_RATIO: u32 = 8;
 /// Prepares a reference image as the klein pipeline does.
 ///
 /// Rejects a side below 64 px and aspect ratios beyond 8:1; shrinks with Lanczos above 1024² pixels; then
-/// centre-crops to multiples of 16.
-pub fn prepare_reference(image: &RgbImage) -> Result<RgbImage> {
-    prepare_reference_within(image, MAX_AREA)
+/// centre-crops to multiples of `unit`.
+pub fn prepare_reference(image: &RgbImage, unit: u32) -> Result<RgbImage> {
+    prepare_reference_within(image, MAX_AREA, unit)
 }
 
 /// [`prepare_reference`] for a model whose references have at most `area` pixels. The limits hold for the image as
 /// given: shrinking rounds its sides.
-pub fn prepare_reference_within(image: &RgbImage, area: u64) -> Result<RgbImage> {
+pub fn prepare_reference_within(image: &RgbImage, area: u64, unit: u32) -> Result<RgbImage> {
     const ROLE: &str = "reference image";
     let (width, height) = (image.width(), image.height());
     if width.min(height) < MIN_REFERENCE_SIDE {
@@ -31,15 +29,20 @@ pub fn prepare_reference_within(image: &RgbImage, area: u64) -> Result<RgbImage>
         return Err(Error::AspectRatio { role: ROLE, width, height, max: MAX_RATIO });
     }
     let image = shrink_to(image, area.min(MAX_AREA));
-    Ok(centre_crop(&image, round_down(image.width()), round_down(image.height())))
+    Ok(centre_crop(&image, round_down(image.width(), unit), round_down(image.height(), unit)))
 }
 
 /// Prepares the initial image of image-to-image: resizes it with Lanczos to the given size, rounded down to
-/// multiples of 16.
+/// multiples of `unit`.
 ///
 /// With one side given, the other keeps the aspect ratio; with none, the image keeps its size up to 1024² pixels.
-pub fn prepare_init(source: &RgbImage, width: Option<u32>, height: Option<u32>) -> Result<RgbImage> {
-    let (to_width, to_height) = init_size(source, width, height)?;
+pub fn prepare_init(
+    source: &RgbImage,
+    width: Option<u32>,
+    height: Option<u32>,
+    unit: u32,
+) -> Result<RgbImage> {
+    let (to_width, to_height) = init_size(source, width, height, unit)?;
     Ok(match (width, height) {
         // In two steps, as for an inpainting source, so that both give the same image.
         (None, None) => resize(&shrink(source), to_width, to_height, Filter::Lanczos),
@@ -48,7 +51,12 @@ pub fn prepare_init(source: &RgbImage, width: Option<u32>, height: Option<u32>) 
 }
 
 /// Returns the size that [`prepare_init`] gives, without resizing.
-pub fn init_size(source: &RgbImage, width: Option<u32>, height: Option<u32>) -> Result<(u32, u32)> {
+pub fn init_size(
+    source: &RgbImage,
+    width: Option<u32>,
+    height: Option<u32>,
+    unit: u32,
+) -> Result<(u32, u32)> {
     const ROLE: &str = "initial image";
     let (from_width, from_height) = (source.width(), source.height());
     let (width, height) = match (width, height) {
@@ -57,13 +65,13 @@ pub fn init_size(source: &RgbImage, width: Option<u32>, height: Option<u32>) -> 
         (None, Some(height)) => (proportional(height, from_height, from_width), height),
         (None, None) => shrunk_size(source, MAX_AREA),
     };
-    if width.min(height) < SIZE_MULTIPLE {
-        return Err(Error::TooSmall { role: ROLE, width, height, min: SIZE_MULTIPLE });
+    if width.min(height) < unit {
+        return Err(Error::TooSmall { role: ROLE, width, height, min: unit });
     }
     if width.max(height) > MAX_SIDE {
         return Err(Error::TooLong { role: ROLE, width, height, max: MAX_SIDE });
     }
-    Ok((round_down(width), round_down(height)))
+    Ok((round_down(width, unit), round_down(height, unit)))
 }
 
 /// Scales `other` by `side / from`, rounded.
@@ -72,9 +80,9 @@ fn proportional(side: u32, from: u32, other: u32) -> u32 {
     exact.round() as u32
 }
 
-/// Rounds down to a multiple of 16.
-pub(crate) fn round_down(side: u32) -> u32 {
-    side - side % SIZE_MULTIPLE
+/// Rounds down to a multiple of `unit`.
+pub(crate) fn round_down(side: u32, unit: u32) -> u32 {
+    side - side % unit
 }
 
 /// Shrinks an image that has more than 1024² pixels.

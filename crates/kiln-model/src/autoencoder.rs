@@ -15,6 +15,9 @@ use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
 use crate::{Error, Event, Observer, Result, are_finite, tiles};
 
+/// Image pixels along a side of a latent pixel, in both autoencoders: three halvings.
+const SCALE: usize = 8;
+
 /// An image that is still being decoded; calling it waits.
 pub type PendingImage = Box<dyn FnOnce() -> Result<RgbImage> + Send>;
 
@@ -35,24 +38,33 @@ impl<B: Backend> Autoencoder<B> {
         }
     }
 
-    /// Encodes an image, whose sides must be multiples of 16, to normalised tokens, f32 `[h/16 · w/16, 128]`.
+    /// Image pixels along a side of a latent pixel, and latent pixels along a side of a token.
+    fn geometry(&self) -> [usize; 2] {
+        match self {
+            Autoencoder::Full(vae) => [SCALE, vae.patch()],
+            Autoencoder::Tiny(_) => [SCALE, 2],
+        }
+    }
+
+    /// Encodes an image, whose sides must be whole tokens, to normalised tokens, f32 `[rows · columns, channels]`.
     pub fn encode(&self, b: &B, image: &RgbImage, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let values = match self {
             Autoencoder::Full(_) => kiln_image::to_signed_f32(image),
             Autoencoder::Tiny(_) => kiln_image::to_unit_f32(image),
         };
+        let [scale, patch] = self.geometry();
         let shape = [image.height() as usize, image.width() as usize, 3];
         let pixels = HostTensor::from_f32(shape, values)?;
-        let latent = if tiles::fits_untiled([shape[0] / 8, shape[1] / 8]) {
+        let latent = if tiles::fits_untiled([shape[0] / scale, shape[1] / scale]) {
             // The latent stays on the device.
             self.encode_tile(b, &pixels, observer)?
         } else {
-            let latent = tiles::map_tiles(&pixels, [8, 1], |tile, _, _| {
+            let latent = tiles::map_tiles(&pixels, [scale, 1], |tile, _, _| {
                 Ok(b.download(&self.encode_tile(b, tile, observer)?)?)
             })?;
             b.upload(&latent, DType::F32)?
         };
-        let patches = b.space_to_depth(&latent)?;
+        let patches = if patch == 1 { latent } else { b.space_to_depth(&latent)? };
         let patches = match self {
             Autoencoder::Full(vae) => vae.normalise(b, &patches)?,
             Autoencoder::Tiny(_) => patches,
@@ -82,9 +94,10 @@ impl<B: Backend> Autoencoder<B> {
     ) -> Result<PendingImage> {
         let latent = self.unpack(b, tokens, grid)?;
         observer.inspect("vae.decode_input", &latent)?;
-        let [height, width] = grid.map(|side| (side * 16) as u32);
+        let [scale, patch] = self.geometry();
+        let [height, width] = grid.map(|side| (side * patch * scale) as u32);
         // The latent stays on the device, and only bytes are downloaded.
-        if tiles::fits_untiled(grid.map(|side| 2 * side)) {
+        if tiles::fits_untiled(grid.map(|side| patch * side)) {
             let image = self.decode_tile(b, &latent, observer)?;
             observer.event(Event::TileDecoded { done: 1, total: 1 })?;
             let (scale, shift) = match self {
@@ -99,7 +112,7 @@ impl<B: Backend> Autoencoder<B> {
                 Ok(RgbImage::new(width, height, bytes()?)?)
             }));
         }
-        let values = tiles::map_tiles(&b.download(&latent)?, [1, 8], |tile, done, total| {
+        let values = tiles::map_tiles(&b.download(&latent)?, [1, scale], |tile, done, total| {
             let image = self.decode_tile(b, &b.upload(tile, DType::F32)?, observer)?;
             let image = b.download(&b.cast(&image, DType::F32)?)?;
             observer.event(Event::TileDecoded { done: done + 1, total })?;
@@ -113,14 +126,15 @@ impl<B: Backend> Autoencoder<B> {
         Ok(Box::new(move || Ok(image)))
     }
 
-    /// Undoes the batch norm and the patches of tokens on a `grid` of height and width: f32 `[h/8, w/8, 32]`.
+    /// Undoes the batch norm and the patches of tokens on a `grid` of height and width: f32 `[rows · patch, columns · patch, latent]`.
     pub fn unpack(&self, b: &B, tokens: &B::Tensor, grid: [usize; 2]) -> Result<B::Tensor> {
         let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
         let patches = match self {
             Autoencoder::Full(vae) => vae.denormalise(b, &patches)?,
             Autoencoder::Tiny(_) => patches,
         };
-        Ok(b.depth_to_space(&patches)?)
+        let [_, patch] = self.geometry();
+        if patch == 1 { Ok(patches) } else { Ok(b.depth_to_space(&patches)?) }
     }
 
     /// Encodes `[8h, 8w, 3]` on the host to the latent, f32 `[h, w, latent]`.

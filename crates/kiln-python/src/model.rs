@@ -238,8 +238,9 @@ impl Model {
         height: usize,
         width: usize,
     ) -> PyResult<Array> {
-        let (latents, grid) = (tensor_from(latents)?, [height / 16, width / 16]);
+        let latents = tensor_from(latents)?;
         let (model, session) = self.state(py)?;
+        let grid = model.grid([width, height]);
         wait::run(py, false, |sink| {
             session.with_engine(&model, sink, |engine| {
                 Ok(Array::of_pixels(engine.decode_latents(&latents, grid, None, sink)?))
@@ -248,7 +249,7 @@ impl Model {
     }
 
     /// Converts normalized latents, `(shape, dtype, bytes)`, the tokens of `height` by `width` pixels, to the VAE's own:
-    /// `[height/8, width/8, channels/4]`.
+    /// `[rows · patch, columns · patch, channels / patch²]`.
     fn unpack_latents(
         &self,
         py: Python<'_>,
@@ -256,8 +257,9 @@ impl Model {
         height: usize,
         width: usize,
     ) -> PyResult<Array> {
-        let (latents, grid) = (tensor_from(latents)?, [height / 16, width / 16]);
+        let latents = tensor_from(latents)?;
         let (model, session) = self.state(py)?;
+        let grid = model.grid([width, height]);
         wait::run(py, false, |sink| {
             session.with_engine(&model, sink, |engine| {
                 Array::of_tensor(&engine.unpack_latents(&latents, grid, None)?)

@@ -167,10 +167,10 @@ impl<'m> Encoders<'m> {
         report(0)?;
         let vae = Autoencoder::load(b, component.weights()?, Some(&component.config), self.dtype)?;
         for (done, (key, (picture, flipped))) in pictures.into_iter().enumerate() {
-            let image = prepare(picture, flipped)?;
+            let image = prepare(picture, flipped, self.model.pixels_per_token() as u32)?;
             let latents = b.download(&vae.encode(b, &image, &mut ())?)?;
             let values = finite(latents, &format!("the latent of `{}`", picture.path.display()))?;
-            let grid = [image.height() as usize / 16, image.width() as usize / 16];
+            let grid = self.model.grid([image.width(), image.height()].map(|side| side as usize));
             cache.put(&key, Encoded { values, grid })?;
             report(done + 1)?;
         }
@@ -202,7 +202,7 @@ impl<'m> Encoders<'m> {
 }
 
 /// Reads a picture and brings it to its size.
-fn prepare(picture: &PictureUse, flipped: bool) -> Result<RgbImage> {
+fn prepare(picture: &PictureUse, flipped: bool, unit: u32) -> Result<RgbImage> {
     let bytes = read_image_bytes(&picture.path)?;
     if hex(Sha256::digest(&bytes)) != picture.hash {
         let what = format!("`{}` was changed after the training had read it", picture.path.display());
@@ -212,7 +212,7 @@ fn prepare(picture: &PictureUse, flipped: bool) -> Result<RgbImage> {
     let image = match picture.size {
         PictureSize::Bucket(bucket) => fit(&image, bucket),
         PictureSize::Reference(side) => {
-            kiln_image::prepare_reference_within(&image, u64::from(side) * u64::from(side))?
+            kiln_image::prepare_reference_within(&image, u64::from(side) * u64::from(side), unit)?
         }
     };
     Ok(if flipped { flip(&image) } else { image })

@@ -81,8 +81,8 @@ impl CostEstimate {
 /// The tokens of an example's text and image, and of its references.
 fn rows(entry: &Entry, model: &Model) -> [usize; 2] {
     let tokens = |size: PictureSize| match size {
-        PictureSize::Bucket([width, height]) => (width / 16 * (height / 16)) as usize,
-        PictureSize::Reference(side) => (side / 16).pow(2) as usize,
+        PictureSize::Bucket(size) => model.grid_tokens(size.map(|side| side as usize)),
+        PictureSize::Reference(side) => model.grid_tokens([side as usize; 2]),
     };
     let references = entry.references.iter().map(|picture| tokens(picture.size)).sum();
     [model.default_tokens() + tokens(entry.image.size), references]

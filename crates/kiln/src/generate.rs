@@ -136,7 +136,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     if let Some(remark) = model.variant_remark() {
         reporter.note(&format!("using the model as {}: {remark}", model.variant));
     }
-    size.apply(&mut request, model.default_size);
+    size.apply(&mut request, &model);
     let mut requests = file.requests(request)?;
     if has_own_prompts {
         for request in &mut requests {

@@ -133,7 +133,7 @@ fn assemble(
         Some(variant) => (variant, VariantSource::Stated),
         None => variant_of(&transformer, usual)?,
     };
-    let (default_size, defaults) = diffusers::stored_defaults(transformer.weights()?)?;
+    let (default_size, defaults) = diffusers::stored_defaults(transformer.weights()?, variant.family)?;
     let mut near = vec![file.as_path()];
     // A manifest's folder needs no search: it names what is in it.
     if path != file && path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("toml")) {

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::component::{ComponentConfig, ModelComponent};
-use super::{FULL_SIZE, Model, ModelDefaults};
+use super::{Model, ModelDefaults};
 use crate::error::{Error, Result};
 
 #[derive(Deserialize)]
@@ -81,8 +81,9 @@ impl ModelFiles<'_> {
         Ok(Some(TokenizerFiles { path, tokenizer: TokenizerData::Json(tokenizer), config }))
     }
 
-    fn default_size(&self) -> Result<usize> {
-        Ok(self.read_json::<usize>("kiln.default_size")?.unwrap_or(FULL_SIZE).clamp(16, 4096))
+    fn default_size(&self, family: &Family) -> Result<usize> {
+        let stored = self.read_json::<usize>("kiln.default_size")?;
+        Ok(stored.unwrap_or(family.full_size).clamp(family.latent.pixels_per_token(), 4096))
     }
 
     fn defaults(&self) -> Result<ModelDefaults> {
@@ -129,9 +130,9 @@ pub(super) fn open_packed(source: Arc<WeightSource>) -> Result<Model> {
 }
 
 /// Returns the default image size and other defaults that a file's metadata holds.
-pub(super) fn stored_defaults(source: &WeightSource) -> Result<(usize, ModelDefaults)> {
+pub(super) fn stored_defaults(source: &WeightSource, family: &Family) -> Result<(usize, ModelDefaults)> {
     let files = ModelFiles { root: source.path(), packed: Some(Arc::new(source.clone())) };
-    Ok((files.default_size()?, files.defaults()?))
+    Ok((files.default_size(family)?, files.defaults()?))
 }
 
 fn open(files: &ModelFiles<'_>) -> Result<Model> {
@@ -146,7 +147,7 @@ fn open(files: &ModelFiles<'_>) -> Result<Model> {
     let model = Model {
         tokenizer: files.tokenizer()?,
         scheduler,
-        default_size: files.default_size()?,
+        default_size: files.default_size(variant.family)?,
         defaults: files.defaults()?,
         card: files.packed.as_ref().and_then(|packed| packed.metadata().get("model_card").cloned()),
         ..Model::new(files.root, variant, transformer, files.component()?, files.component()?)

@@ -42,9 +42,6 @@ use crate::memory::MemoryEstimate;
 use crate::once::TryOnceLock;
 use crate::residency::WeightBytes;
 
-/// Width and height of the images that FLUX.2 is trained for.
-pub(crate) const FULL_SIZE: usize = 1024;
-
 /// A model whose configuration is read and checked. Its weight files are opened once, on first use; the memory it needs
 /// is known without loading them.
 #[derive(Debug)]
@@ -114,7 +111,7 @@ impl Model {
             vae,
             tokenizer: None,
             scheduler: SchedulerConfig::default(),
-            default_size: FULL_SIZE,
+            default_size: variant.family.full_size,
             defaults: ModelDefaults::default(),
             card: None,
             vocabulary: None,
@@ -176,7 +173,7 @@ impl Model {
         metadata.extend(config.map(|text| (config_key(component), text)));
         if component == Component::Transformer {
             metadata.extend(self.variant_source.metadata(self.variant));
-            let size = (self.default_size != FULL_SIZE).then(|| self.default_size.to_string());
+            let size = (self.default_size != self.full_size()).then(|| self.default_size.to_string());
             let defaults = [
                 ("size", size),
                 ("steps", self.defaults.steps.map(|steps| steps.to_string())),
@@ -203,9 +200,9 @@ impl Model {
         self.variant.default_guidance().map(|usual| self.defaults.guidance.unwrap_or(usual))
     }
 
-    /// Returns the range of image sides that a model smaller than FLUX.2 is trained for: half to twice its default.
+    /// Returns the range of image sides that a model smaller than its family's is trained for: half to twice its default.
     pub fn trained_sides(&self) -> Option<RangeInclusive<usize>> {
-        (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
+        (self.default_size < self.full_size()).then_some(self.default_size / 2..=2 * self.default_size)
     }
 
     /// Returns which text encoder it has, or lacks.
@@ -291,13 +288,34 @@ impl Model {
     pub fn memory_estimate(&self, size: [usize; 2], other_tokens: usize, dtype: DType) -> MemoryEstimate {
         let channels = self.vae.as_ref().map(|vae| vae.config.decoder_channels());
         let channels = channels.map(|levels| [levels[0], levels[1]]);
-        MemoryEstimate::new(&self.transformer.config, channels, size, other_tokens, dtype)
+        let tokens = self.grid_tokens(size).saturating_add(other_tokens);
+        MemoryEstimate::new(&self.transformer.config, channels, size, tokens, dtype)
     }
 
     /// Returns the largest number of tokens of one reference image.
     pub fn reference_tokens(&self) -> usize {
-        let side = if self.trained_sides().is_some() { self.default_size } else { FULL_SIZE };
-        (side / 16).pow(2)
+        self.grid_tokens([self.default_size.min(self.full_size()); 2])
+    }
+
+    /// Returns the pixels along a side of one token. Image sides are multiples of it.
+    pub fn pixels_per_token(&self) -> usize {
+        self.variant.family.latent.pixels_per_token()
+    }
+
+    /// Returns the token grid of an image of this width and height: rows and columns.
+    pub fn grid(&self, [width, height]: [usize; 2]) -> [usize; 2] {
+        [height, width].map(|side| side / self.pixels_per_token())
+    }
+
+    /// Returns the number of tokens of an image of this width and height.
+    pub fn grid_tokens(&self, size: [usize; 2]) -> usize {
+        let [rows, columns] = self.grid(size);
+        rows.saturating_mul(columns)
+    }
+
+    /// Returns the width and height of the images that published models of its family are trained for.
+    fn full_size(&self) -> usize {
+        self.variant.family.full_size
     }
 
     /// Returns the error for a request that needs a component which the model lacks.

@@ -277,7 +277,7 @@ impl<B: Backend> Pipeline<B> {
             }));
             observer.inspect(&format!("ref{index}.normalised_latents"), &encoded)?;
             tokens.push(encoded);
-            grids.push([image.height() as usize / 16, image.width() as usize / 16]);
+            grids.push(self.model.grid([image.width(), image.height()].map(|side| side as usize)));
         }
         let initial = match &plan.start {
             StartingPoint::Noise | StartingPoint::Upscale(_) => InitialLatents::Noise,

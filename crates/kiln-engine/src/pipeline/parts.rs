@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kiln_image::{RgbImage, SIZE_MULTIPLE};
+use kiln_image::RgbImage;
 use kiln_model::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
@@ -30,7 +30,7 @@ impl<B: Backend> Pipeline<B> {
         texts.prompts.iter().chain(&texts.negatives).map(download).collect()
     }
 
-    /// Encodes an image, whose sides must be multiples of 16, to normalized tokens, f32 `[height/16 · width/16, channels]`.
+    /// Encodes an image, whose sides must be whole tokens, to normalized tokens, f32 `[rows · columns, channels]`.
     pub fn encode_image(
         &self,
         image: &RgbImage,
@@ -38,9 +38,10 @@ impl<B: Backend> Pipeline<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<HostTensor> {
         let (width, height) = (image.width(), image.height());
-        if width.min(height) == 0 || width % SIZE_MULTIPLE != 0 || height % SIZE_MULTIPLE != 0 {
+        let unit = self.model.pixels_per_token() as u32;
+        if width.min(height) == 0 || width % unit != 0 || height % unit != 0 {
             let what = format!("an image of {width}x{height} can't be encoded");
-            return Err(Error::request(what).hint("its sides must be multiples of 16"));
+            return Err(Error::request(what).hint(format!("its sides must be multiples of {unit}")));
         }
         let tokens = self.autoencoder(vae)?.encode(&self.backend, image, observer)?;
         let tokens = self.backend.download(&tokens)?;
@@ -61,7 +62,7 @@ impl<B: Backend> Pipeline<B> {
     }
 
     /// Converts normalized tokens on a `grid` of height and width to the VAE's own latents, f32
-    /// `[height/8, width/8, channels/4]`.
+    /// `[rows · patch, columns · patch, channels / patch²]`.
     pub fn unpack_latents(
         &self,
         latents: &HostTensor,

@@ -4,7 +4,7 @@
 //! outer half of an overlap keep what the neighbour has there, so that lines and textures continue across the seam. The
 //! decoded tile gets the tones of the enlarged image and is blended in.
 
-use kiln_image::{RgbImage, SIZE_MULTIPLE, Tile};
+use kiln_image::{RgbImage, Tile};
 use kiln_model::Event;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
@@ -30,7 +30,7 @@ impl<B: Backend> Pipeline<B> {
         let enlarged = inputs.enlarged()?;
         let mut result = enlarged.clone();
         let mut steps = StepCounts::default();
-        let mut latents = Canvas::new(inputs.grid(), self.model.transformer.config.in_channels);
+        let mut latents = Canvas::new(inputs.grid(), self.model.transformer.config.in_channels, inputs.unit);
         for (index, tile) in inputs.tiles.tiles().enumerate() {
             let event = Event::TileStarted { image, tile: index, tiles: inputs.tiles.count() };
             let Some(input) = with(batch, member, |m| {
@@ -40,7 +40,7 @@ impl<B: Backend> Pipeline<B> {
                 return Ok(());
             };
             let whole_noise = &prepared.noise[image];
-            let noise = crop_tokens(whole_noise, inputs.grid(), &tile)?;
+            let noise = crop_tokens(whole_noise, inputs.grid()[1], &tile, inputs.unit)?;
             let conditioning = [Conditioning {
                 noise: &noise,
                 references: Some(&input.references),
@@ -103,7 +103,7 @@ impl<B: Backend> Pipeline<B> {
         let (b, vae, observer) = (&self.backend, &prepared.autoencoder, &mut *member.observer);
         observer.event(Event::EncodingReference { index: 0, total: 2 })?;
         let tokens = vae.encode(b, &tile.crop(result), observer)?;
-        let initial = match taken_tokens(tile) {
+        let initial = match taken_tokens(tile, self.model.pixels_per_token() as u32) {
             Some(mask) => {
                 let mask = HostTensor::from_f32([mask.len()], mask)?;
                 InitialLatents::Masked { tokens, mask: b.upload(&mask, DType::F32)? }
@@ -144,10 +144,10 @@ fn with<'m, B: Backend, T>(
 }
 
 /// Returns which tokens of a tile may change (1) and which belong to finished neighbours (0); `None` if all may change.
-fn taken_tokens(tile: &Tile) -> Option<Vec<f32>> {
-    let [columns, rows] = [tile.width, tile.height].map(|side| side / SIZE_MULTIPLE);
+fn taken_tokens(tile: &Tile, unit: u32) -> Option<Vec<f32>> {
+    let [columns, rows] = [tile.width, tile.height].map(|side| side / unit);
     let free = |i: u32| {
-        let [x, y] = [i % columns, i / columns].map(|token| token * SIZE_MULTIPLE + SIZE_MULTIPLE / 2);
+        let [x, y] = [i % columns, i / columns].map(|token| token * unit + unit / 2);
         f32::from(u8::from(!tile.is_taken(x, y)))
     };
     let mask: Vec<f32> = (0..columns * rows).map(free).collect();
@@ -155,10 +155,10 @@ fn taken_tokens(tile: &Tile) -> Option<Vec<f32>> {
 }
 
 /// Returns the tokens `[tokens, channels]` of a tile, from those of the whole image.
-fn crop_tokens(whole: &HostTensor, [_, columns]: [usize; 2], tile: &Tile) -> Result<HostTensor> {
+fn crop_tokens(whole: &HostTensor, columns: usize, tile: &Tile, unit: u32) -> Result<HostTensor> {
     let (values, channels) = (whole.to_f32()?, whole.shape().last());
     let [left, top, width, height] =
-        [tile.left, tile.top, tile.width, tile.height].map(|v| (v / SIZE_MULTIPLE) as usize);
+        [tile.left, tile.top, tile.width, tile.height].map(|v| (v / unit) as usize);
     let row = |y: usize| &values[((top + y) * columns + left) * channels..][..width * channels];
     let cropped = (0..height).flat_map(row).copied().collect();
     Ok(HostTensor::from_f32([width * height, channels], cropped)?)
@@ -168,18 +168,21 @@ fn crop_tokens(whole: &HostTensor, [_, columns]: [usize; 2], tile: &Tile) -> Res
 struct Canvas {
     grid: [usize; 2],
     channels: usize,
+    /// Pixels along a side of one token.
+    unit: u32,
     values: Vec<f32>,
 }
 
 impl Canvas {
-    fn new(grid: [usize; 2], channels: usize) -> Canvas {
-        Canvas { grid, channels, values: vec![0.0; grid[0] * grid[1] * channels] }
+    fn new(grid: [usize; 2], channels: usize, unit: u32) -> Canvas {
+        Canvas { grid, channels, unit, values: vec![0.0; grid[0] * grid[1] * channels] }
     }
 
     /// Copies a tile's tokens, except those that belong to finished neighbours.
     fn paste(&mut self, tokens: &HostTensor, tile: &Tile) -> Result<()> {
-        let (values, mask) = (tokens.to_f32()?, taken_tokens(tile));
-        let [left, top, width] = [tile.left, tile.top, tile.width].map(|v| (v / SIZE_MULTIPLE) as usize);
+        let unit = self.unit;
+        let (values, mask) = (tokens.to_f32()?, taken_tokens(tile, unit));
+        let [left, top, width] = [tile.left, tile.top, tile.width].map(|v| (v / unit) as usize);
         for (i, token) in values.chunks_exact(self.channels).enumerate() {
             if mask.as_ref().is_none_or(|mask| mask[i] == 1.0) {
                 let at = ((top + i / width) * self.grid[1] + left + i % width) * self.channels;
@@ -205,9 +208,9 @@ mod tests {
         let values: Vec<f32> = (0..9 * 14 * 2).map(|v| v as f32).collect();
         let whole = HostTensor::from_f32([9 * 14, 2], values).unwrap();
         let tiles = TileGrid::new([14 * 16, 9 * 16], 96, 32, 16);
-        let mut canvas = Canvas::new(grid, 2);
+        let mut canvas = Canvas::new(grid, 2, 16);
         for tile in tiles.tiles() {
-            canvas.paste(&crop_tokens(&whole, grid, &tile).unwrap(), &tile).unwrap();
+            canvas.paste(&crop_tokens(&whole, grid[1], &tile, 16).unwrap(), &tile).unwrap();
         }
         assert_eq!(canvas.finish().unwrap(), whole);
     }
@@ -215,8 +218,8 @@ mod tests {
     #[test]
     fn the_outer_half_of_an_overlap_belongs_to_the_neighbour() {
         let tiles: Vec<Tile> = TileGrid::new([160, 96], 96, 32, 16).tiles().collect();
-        assert_eq!(taken_tokens(&tiles[0]), None);
-        let mask = taken_tokens(&tiles[1]).unwrap();
+        assert_eq!(taken_tokens(&tiles[0], 16), None);
+        let mask = taken_tokens(&tiles[1], 16).unwrap();
         assert_eq!(mask[..6], [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
         assert_eq!(mask.iter().filter(|v| **v == 0.0).count(), 6);
     }

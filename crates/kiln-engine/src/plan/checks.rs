@@ -141,15 +141,16 @@ pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
     }
 }
 
-/// Rounds width or height down to a multiple of 16, with a note.
-pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Result<u32> {
+/// Rounds width or height down to whole tokens, with a note.
+pub(super) fn round_side(model: &Model, name: &str, size: u32, notes: &mut Vec<String>) -> Result<u32> {
     const MAX: u32 = 1 << 20;
-    let rounded = size / 16 * 16;
+    let unit = model.pixels_per_token() as u32;
+    let rounded = size / unit * unit;
     if rounded == 0 || size > MAX {
-        return Err(Error::value(format!("{name} must be between 16 and {MAX} pixels, found {size}")));
+        return Err(Error::value(format!("{name} must be between {unit} and {MAX} pixels, found {size}")));
     }
     if rounded != size {
-        notes.push(format!("{name} {size} is rounded down to {rounded}, a multiple of 16"));
+        notes.push(format!("{name} {size} is rounded down to {rounded}, a multiple of {unit}"));
     }
     Ok(rounded)
 }

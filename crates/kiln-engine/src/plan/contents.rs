@@ -61,16 +61,22 @@ pub struct InitImage {
     source: Arc<RgbImage>,
     width: Option<u32>,
     height: Option<u32>,
+    unit: u32,
     prepared: TryOnceLock<RgbImage>,
 }
 
 impl InitImage {
-    pub(super) fn new(source: Arc<RgbImage>, width: Option<u32>, height: Option<u32>) -> InitImage {
-        InitImage { source, width, height, prepared: TryOnceLock::new() }
+    pub(super) fn new(
+        source: Arc<RgbImage>,
+        width: Option<u32>,
+        height: Option<u32>,
+        unit: u32,
+    ) -> InitImage {
+        InitImage { source, width, height, unit, prepared: TryOnceLock::new() }
     }
 
     pub(crate) fn prepared(&self) -> Result<&RgbImage> {
-        let prepare = || Ok(kiln_image::prepare_init(&self.source, self.width, self.height)?);
+        let prepare = || Ok(kiln_image::prepare_init(&self.source, self.width, self.height, self.unit)?);
         self.prepared.get_or_try_init(prepare)
     }
 }

@@ -132,11 +132,12 @@ pub(super) fn read_image(
 
 /// Resizes and crops a reference image. For a small model it is no larger than the images it was trained on.
 pub(super) fn prepare_reference(model: &Model, file: &FileRef, image: &RgbImage) -> Result<RgbImage> {
+    let unit = model.pixels_per_token() as u32;
     let prepared = if model.trained_sides().is_some() {
         let area = (model.default_size as u64).pow(2);
-        kiln_image::prepare_reference_within(image, area)
+        kiln_image::prepare_reference_within(image, area, unit)
     } else {
-        kiln_image::prepare_reference(image)
+        kiln_image::prepare_reference(image, unit)
     };
     prepared.with_context(|| format!("preparing the reference image `{}`", file.path.display()))
 }
@@ -151,6 +152,7 @@ pub(super) fn read_starting_point(
     notes: &mut Vec<String>,
 ) -> Result<(usize, usize, StartingPoint, Option<f64>)> {
     const INIT: &str = "initial image";
+    let unit = model.pixels_per_token() as u32;
     if let Some((width, height, start, strength)) = upscale::read(model, request, resolved, inputs, notes)? {
         return Ok((width, height, start, Some(strength)));
     }
@@ -158,17 +160,17 @@ pub(super) fn read_starting_point(
         let first = references.first().map(|r| (r.width(), r.height()));
         let default = model.default_size as u32;
         let (width, height) = first.unwrap_or((default, default));
-        let width = round_side("width", request.width.unwrap_or(width), notes)?;
-        let height = round_side("height", request.height.unwrap_or(height), notes)?;
+        let width = round_side(model, "width", request.width.unwrap_or(width), notes)?;
+        let height = round_side(model, "height", request.height.unwrap_or(height), notes)?;
         return Ok((width as usize, height as usize, StartingPoint::Noise, None));
     };
     let source = read_image(inputs, init, INIT)?;
     let Some(mask) = &mut resolved.mask else {
-        let mut round = |name, size: Option<u32>| size.map(|s| round_side(name, s, notes)).transpose();
+        let mut round = |name, size: Option<u32>| size.map(|s| round_side(model, name, s, notes)).transpose();
         let (width, height) = (round("width", request.width)?, round("height", request.height)?);
-        let (final_width, final_height) =
-            kiln_image::init_size(&source, width, height).with_context(|| format!("preparing the {INIT}"))?;
-        let start = StartingPoint::Image(Box::new(InitImage::new(source, width, height)));
+        let (final_width, final_height) = kiln_image::init_size(&source, width, height, unit)
+            .with_context(|| format!("preparing the {INIT}"))?;
+        let start = StartingPoint::Image(Box::new(InitImage::new(source, width, height, unit)));
         let strength = Some(request.strength.unwrap_or(STRENGTH));
         return Ok((final_width as usize, final_height as usize, start, strength));
     };
@@ -176,15 +178,15 @@ pub(super) fn read_starting_point(
     notes.extend(mask_notes(&source, &mask));
     let sized = request.width.is_some() || request.height.is_some();
     let inpaint = if sized && request.mask_padding.is_none() {
-        let mut round = |name, size: Option<u32>| size.map(|s| round_side(name, s, notes)).transpose();
+        let mut round = |name, size: Option<u32>| size.map(|s| round_side(model, name, s, notes)).transpose();
         let (width, height) = (round("width", request.width)?, round("height", request.height)?);
-        kiln_image::prepare_inpaint_sized(&source, &mask, width, height)
+        kiln_image::prepare_inpaint_sized(&source, &mask, width, height, unit)
             .with_context(|| format!("preparing the {INIT}"))?
     } else {
-        if sized && !is_own_size(request, &source) {
+        if sized && !is_own_size(request, &source, unit) {
             notes.push("width and height have no effect with mask_padding: the image keeps its size".into());
         }
-        kiln_image::prepare_inpaint(&source, &mask, request.mask_padding)?
+        kiln_image::prepare_inpaint(&source, &mask, request.mask_padding, unit)?
     };
     let (width, height) = (inpaint.width as usize, inpaint.height as usize);
     let strength = Some(request.strength.unwrap_or(MASK_STRENGTH));
@@ -192,8 +194,8 @@ pub(super) fn read_starting_point(
 }
 
 /// Whether the size of a request is that of the initial image, as in a recipe.
-fn is_own_size(request: &Request, source: &RgbImage) -> bool {
-    let own = kiln_image::init_size(source, None, None).ok();
+fn is_own_size(request: &Request, source: &RgbImage, unit: u32) -> bool {
+    let own = kiln_image::init_size(source, None, None, unit).ok();
     own.is_some_and(|(width, height)| (request.width, request.height) == (Some(width), Some(height)))
 }
 

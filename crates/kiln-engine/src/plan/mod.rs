@@ -31,8 +31,6 @@ use files::{
 };
 pub use upscale::UpscaleInputs;
 
-/// Maximum number of text, image and reference tokens: what FLUX.2's rotary embedding was trained for.
-const MAX_POSITIONS: usize = 52_000;
 /// From this many reference images on, a note says what they cost.
 const MANY_REFERENCES: usize = 4;
 
@@ -44,9 +42,9 @@ pub struct Plan {
     pub model: Arc<Model>,
     /// The request with defaults filled in, and with paths and hashes of its files; for recipes.
     pub request: Request,
-    /// Width in pixels of what the model generates, a multiple of 16; of a tile when upscaling.
+    /// Width in pixels of what the model generates, whole tokens; of a tile when upscaling.
     pub width: usize,
-    /// Height in pixels of what the model generates, a multiple of 16; of a tile when upscaling.
+    /// Height in pixels of what the model generates, whole tokens; of a tile when upscaling.
     pub height: usize,
     /// Number of images.
     pub images: usize,
@@ -122,7 +120,7 @@ impl Plan {
                 "the {sigmas} sigmas decide on the number of steps, not the {steps} given for it"
             ));
         }
-        let tokens = width / 16 * (height / 16);
+        let tokens = model.grid_tokens([width, height]);
         let (schedule, first_step, noise_grid) = match &start {
             StartingPoint::Upscale(inputs) => {
                 let schedule = upscale::schedule(model, request, tokens, strength.unwrap_or(1.0))?;
@@ -131,7 +129,7 @@ impl Plan {
             _ => {
                 let schedule = schedule(model, request, tokens, steps)?;
                 let first_step = schedule.first_step(strength.unwrap_or(1.0))?;
-                (schedule, first_step, [height / 16, width / 16])
+                (schedule, first_step, model.grid([width, height]))
             }
         };
         let guidance = guidance(model, request, &mut notes)?;
@@ -204,7 +202,7 @@ impl Plan {
 
     /// Returns the token grid: height and width; of a tile when upscaling.
     pub fn grid(&self) -> [usize; 2] {
-        [self.height / 16, self.width / 16]
+        self.model.grid([self.width, self.height])
     }
 
     /// Returns the grid of the noise: all of the image, also when upscaling.
@@ -235,12 +233,19 @@ impl Plan {
 
     /// Returns the tokens of all reference images, including the source of an inpainting.
     pub fn reference_tokens(&self) -> usize {
+        let tokens = |image: &RgbImage| {
+            self.model.grid_tokens([image.width(), image.height()].map(|side| side as usize))
+        };
         let source = match &self.start {
-            StartingPoint::Inpaint(inpaint) => inpaint.source.area() / 256,
-            StartingPoint::Upscale(inputs) => inputs.reference_tokens(),
+            StartingPoint::Inpaint(inpaint) => tokens(&inpaint.source),
+            StartingPoint::Upscale(inputs) => {
+                let tile = [inputs.tiles.tile_width(), inputs.tiles.tile_height()];
+                let tile = self.model.grid_tokens(tile.map(|side| side as usize));
+                tile + inputs.overview.as_ref().map_or(0, tokens)
+            }
             StartingPoint::Noise | StartingPoint::Image(_) => 0,
         };
-        (source + self.references.iter().map(|r| r.area() / 256).sum::<u64>()) as usize
+        source + self.references.iter().map(tokens).sum::<usize>()
     }
 
     /// Returns the rows of one image in the transformer: text, image and reference tokens.
@@ -275,7 +280,8 @@ impl Plan {
         let estimate = self.memory_estimate(dtype);
         match limit {
             Some(limit) if estimate.peak() > limit => {
-                let smallest = self.model.memory_estimate([16, 16], self.max_tokens, dtype);
+                let smallest =
+                    self.model.memory_estimate([self.model.pixels_per_token(); 2], self.max_tokens, dtype);
                 let (width, height, any_size) = (self.width, self.height, smallest.peak() > limit);
                 Err(Error::Memory { width, height, estimate, limit, any_size })
             }
@@ -360,11 +366,12 @@ impl Plan {
     /// Refuses more tokens than the model has positions for; notes the cost of many reference images.
     fn check_positions(mut self) -> Result<Plan> {
         let (rows, references) = (self.rows(), self.reference_tokens());
-        if references > 0 && rows > MAX_POSITIONS {
+        let positions = self.model.variant.family.positions;
+        if references > 0 && rows > positions {
             let count = self.references.len();
             return Err(Error::request(format!(
                 "{count} reference images take {references} tokens, {rows} with text and image; the model has \
-                 {MAX_POSITIONS} positions"
+                 {positions} positions"
             ))
             .hint("give fewer or smaller references"));
         }

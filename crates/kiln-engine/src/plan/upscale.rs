@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use kiln_image::{MAX_SIDE, RgbImage, SIZE_MULTIPLE, TileGrid};
+use kiln_image::{MAX_SIDE, RgbImage, TileGrid};
 use kiln_model::schedule::Schedule;
 
 use super::checks::{check_steps, round_side, spacing};
@@ -36,6 +36,8 @@ pub struct UpscaleInputs {
     /// The image as given.
     source: Arc<RgbImage>,
     scale: u32,
+    /// Pixels along a side of one token.
+    pub(crate) unit: u32,
     /// The tiles of the enlarged image.
     pub tiles: TileGrid,
     /// The whole image, small, as a reference for every tile; absent if there is one tile.
@@ -49,27 +51,17 @@ impl UpscaleInputs {
         [self.source.width() * self.scale, self.source.height() * self.scale]
     }
 
-    /// Returns the tokens of the enlarged image, whose sides are padded to multiples of 16: rows and columns.
+    /// Returns the tokens of the enlarged image, whose sides are padded to whole tokens: rows and columns.
     pub(crate) fn grid(&self) -> [usize; 2] {
-        let [width, height] = padded(self.size()).map(|side| (side / SIZE_MULTIPLE) as usize);
+        let [width, height] = self.size().map(|side| side.div_ceil(self.unit) as usize);
         [height, width]
     }
 
-    /// Returns the tokens of the reference images of a tile.
-    pub(crate) fn reference_tokens(&self) -> u64 {
-        let tile = u64::from(self.tiles.tile_width()) * u64::from(self.tiles.tile_height());
-        (tile + self.overview.as_ref().map_or(0, RgbImage::area)) / 256
-    }
-
-    /// Returns the enlarged image, padded to multiples of 16.
+    /// Returns the enlarged image, padded to whole tokens.
     pub(crate) fn enlarged(&self) -> Result<&RgbImage> {
-        let enlarge = || Ok(kiln_image::enlarge(&self.source, self.scale, SIZE_MULTIPLE));
+        let enlarge = || Ok(kiln_image::enlarge(&self.source, self.scale, self.unit));
         self.enlarged.get_or_try_init(enlarge)
     }
-}
-
-fn padded(size: [u32; 2]) -> [u32; 2] {
-    size.map(|side| side.next_multiple_of(SIZE_MULTIPLE))
 }
 
 /// Refuses fields that have no meaning for upscaling, and values out of range.
@@ -121,7 +113,7 @@ pub(super) fn read(
     notes: &mut Vec<String>,
 ) -> Result<Option<(usize, usize, StartingPoint, f64)>> {
     let (Some(scale), Some(init)) = (request.upscale, &mut resolved.init) else { return Ok(None) };
-    let side = round_side("tile size", request.tile_size.unwrap_or(model.default_size as u32), notes)?;
+    let side = round_side(model, "tile size", request.tile_size.unwrap_or(model.default_size as u32), notes)?;
     if side > MAX_TILE {
         return Err(Error::value(format!("the tile size must be at most {MAX_TILE}, found {side}")));
     }
@@ -133,13 +125,15 @@ pub(super) fn read(
         ))
         .hint("use a smaller factor or image"));
     }
+    let unit = model.pixels_per_token() as u32;
     let overlap = (side / 8).max(OVERLAP.min(side / 2));
-    let tiles = TileGrid::new(padded([width * scale, height * scale]), side, overlap, SIZE_MULTIPLE);
+    let tiles =
+        TileGrid::new([width, height].map(|side| (side * scale).next_multiple_of(unit)), side, overlap, unit);
     let area = u64::from(tiles.tile_width()) * u64::from(tiles.tile_height());
-    let overview = (tiles.count() > 1).then(|| kiln_image::overview(&source, area / 4, SIZE_MULTIPLE));
+    let overview = (tiles.count() > 1).then(|| kiln_image::overview(&source, area / 4, unit));
     let (tile_width, tile_height) = (tiles.tile_width() as usize, tiles.tile_height() as usize);
     resolved.tile_size = Some(side);
-    let inputs = UpscaleInputs { source, scale, tiles, overview, enlarged: TryOnceLock::new() };
+    let inputs = UpscaleInputs { source, scale, unit, tiles, overview, enlarged: TryOnceLock::new() };
     let start = StartingPoint::Upscale(Box::new(inputs));
     Ok(Some((tile_width, tile_height, start, request.strength.unwrap_or(STRENGTH))))
 }

@@ -21,8 +21,10 @@ impl Config {
                 add(name("linear_2"), dim, dim);
             }
         }
-        add("double_stream_modulation_img.linear".into(), 6 * dim, dim);
-        add("double_stream_modulation_txt.linear".into(), 6 * dim, dim);
+        if self.num_layers > 0 {
+            add("double_stream_modulation_img.linear".into(), 6 * dim, dim);
+            add("double_stream_modulation_txt.linear".into(), 6 * dim, dim);
+        }
         add("single_stream_modulation.linear".into(), 3 * dim, dim);
         for block in 0..self.num_layers {
             let name = |leaf: &str| format!("transformer_blocks.{block}.{leaf}");
@@ -94,9 +96,9 @@ mod tests {
 
     #[test]
     fn the_list_equals_the_layers_that_are_loaded() {
-        for guidance in [false, true] {
+        for (guidance, doubles) in [(false, 2), (true, 2), (false, 0)] {
             let config: Config = serde_json::from_str(&format!(
-                r#"{{"in_channels": 4, "out_channels": 6, "num_layers": 2, "num_single_layers": 3,
+                r#"{{"in_channels": 4, "out_channels": 6, "num_layers": {doubles}, "num_single_layers": 3,
                     "attention_head_dim": 8, "num_attention_heads": 2, "joint_attention_dim": 12,
                     "timestep_guidance_channels": 10, "axes_dims_rope": [2, 2, 2, 2],
                     "guidance_embeds": {guidance}}}"#

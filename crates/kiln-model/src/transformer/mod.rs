@@ -68,8 +68,8 @@ enum Stage {
 /// What the timestep conditions: the modulations of all blocks, and its embedding after SiLU.
 struct Modulations<B: Backend> {
     silu: B::Tensor,
-    image: DoubleModulation<B>,
-    text: DoubleModulation<B>,
+    /// Of the image and text streams; `None` without double blocks.
+    double: Option<[DoubleModulation<B>; 2]>,
     single: SingleModulation<B>,
 }
 
@@ -82,8 +82,8 @@ pub struct Transformer<B: Backend> {
     x_embedder: Linear<B>,
     context_embedder: Linear<B>,
     time_guidance_embed: TimestepEmbedder<B>,
-    double_stream_modulation_img: ModulationProjection<B>,
-    double_stream_modulation_txt: ModulationProjection<B>,
+    /// Of the image and text streams; `None` without double blocks.
+    double_stream_modulation: Option<[ModulationProjection<B>; 2]>,
     single_stream_modulation: ModulationProjection<B>,
     transformer_blocks: Vec<DoubleBlock<B>>,
     single_transformer_blocks: Vec<SingleBlock<B>>,
@@ -110,6 +110,10 @@ impl<B: Backend> Transformer<B> {
         let dim = config.dim();
         let weight = |name: &str, rows, cols| Linear::load(b, vars, plan, name, rows, cols);
         let modulation = |name: &str, sets| ModulationProjection::load(b, &vars.at(name), plan, sets, dim);
+        let double_modulation = || {
+            let image = modulation("double_stream_modulation_img", 2)?;
+            Ok::<_, crate::Error>([image, modulation("double_stream_modulation_txt", 2)?])
+        };
         let doubles = vars.at("transformer_blocks");
         let singles = vars.at("single_transformer_blocks");
         let double_vars = (0..config.num_layers).map(|i| doubles.at(i));
@@ -122,8 +126,7 @@ impl<B: Backend> Transformer<B> {
             x_embedder: weight("x_embedder", dim, config.in_channels)?,
             context_embedder: weight("context_embedder", dim, config.joint_attention_dim)?,
             time_guidance_embed: TimestepEmbedder::load(b, &vars.at("time_guidance_embed"), plan, config)?,
-            double_stream_modulation_img: modulation("double_stream_modulation_img", 2)?,
-            double_stream_modulation_txt: modulation("double_stream_modulation_txt", 2)?,
+            double_stream_modulation: (config.num_layers > 0).then(double_modulation).transpose()?,
             single_stream_modulation: modulation("single_stream_modulation", 1)?,
             transformer_blocks: (0..config.num_layers)
                 .map(|i| {
@@ -161,8 +164,8 @@ impl<B: Backend> Transformer<B> {
     fn linears(&mut self) -> Vec<&mut Linear<B>> {
         let mut all = vec![&mut self.x_embedder, &mut self.context_embedder];
         all.extend(self.time_guidance_embed.linears());
-        all.push(self.double_stream_modulation_img.linear());
-        all.push(self.double_stream_modulation_txt.linear());
+        let double = self.double_stream_modulation.iter_mut().flatten();
+        all.extend(double.map(ModulationProjection::linear));
         all.push(self.single_stream_modulation.linear());
         all.extend(self.transformer_blocks.iter_mut().flat_map(DoubleBlock::linears));
         all.extend(self.single_transformer_blocks.iter_mut().flat_map(SingleBlock::linears));
@@ -309,9 +312,12 @@ impl<B: Backend> Transformer<B> {
             time.silu.clone()
         };
         let silu = ModulationInputs { current: &time.silu, clean: &clean };
+        let double = |[image, text]: &[ModulationProjection<B>; 2]| {
+            let image = image.double(b, &silu, &batch.image_levels)?;
+            Ok::<_, crate::Error>([image, text.double(b, &silu, &batch.text_levels)?])
+        };
         Ok(Modulations {
-            image: self.double_stream_modulation_img.double(b, &silu, &batch.image_levels)?,
-            text: self.double_stream_modulation_txt.double(b, &silu, &batch.text_levels)?,
+            double: self.double_stream_modulation.as_ref().map(double).transpose()?,
             single: self.single_stream_modulation.single(b, &silu, &batch.joined_levels)?,
             silu: time.silu,
         })
@@ -338,14 +344,14 @@ impl<B: Backend> Transformer<B> {
         b: &B,
         i: usize,
         [text, image]: [B::Tensor; 2],
-        m: &Modulations<B>,
+        [image_mod, text_mod]: &[DoubleModulation<B>; 2],
         inputs: &GraphInputs<B>,
         attention: &mut BatchAttention<'_, B>,
         observer: &mut dyn Observer<B>,
     ) -> Result<[B::Tensor; 2]> {
         self.prefetcher.prefetch_after(i);
         let block = &self.transformer_blocks[i];
-        let (text, image) = block.forward(b, text, image, &m.text, &m.image, &inputs.rope, attention)?;
+        let (text, image) = block.forward(b, text, image, text_mod, image_mod, &inputs.rope, attention)?;
         observer.inspect(&format!("double{i}.txt"), &text)?;
         observer.inspect(&format!("double{i}.img"), &image)?;
         observer.event(Event::Block { done: i + 1, total: self.block_count() })?;
@@ -366,8 +372,10 @@ impl<B: Backend> Transformer<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<B::Tensor> {
         let (doubles, total) = (self.transformer_blocks.len(), self.block_count());
-        for i in first..doubles {
-            streams = self.double_block(b, i, streams, m, inputs, attention, observer)?;
+        if let Some(modulation) = &m.double {
+            for i in first..doubles {
+                streams = self.double_block(b, i, streams, modulation, inputs, attention, observer)?;
+            }
         }
         let [text, image] = streams;
         let mut joined = attention.join_streams(b, &text, &image)?;

@@ -104,8 +104,7 @@ impl<B: Backend> Transformer<B> {
         let stacked = StackedBatch::new(b, batch.items, self.config.num_attention_heads, timestep)?;
         if !stacked.is_replayable() || self.transformer_blocks.is_empty() || caches.len() != batch.items.len()
         {
-            let what = "needs a double block, a cache for each image, and references that are neither extracted nor cached";
-            return Err(Error::Arguments { op: "first_blocks", what: what.into() }.into());
+            return Err(unsuitable().into());
         }
         let all = self.stage(b, Stage::FirstBlock, &stacked, &stacked.inputs, observer)?;
         let silu = self.time_guidance_embed.forward(b, &stacked.inputs.timestep)?.silu;
@@ -159,7 +158,8 @@ impl<B: Backend> Transformer<B> {
         let m = self.modulations(b, batch, inputs, None, observer)?;
         let streams = self.embed(b, inputs, observer)?;
         let embedded = streams[1].clone();
-        let [text, image] = self.double_block(b, 0, streams, &m, inputs, attention, observer)?;
+        let modulation = m.double.as_ref().ok_or_else(unsuitable)?;
+        let [text, image] = self.double_block(b, 0, streams, modulation, inputs, attention, observer)?;
         let added = b.add_scaled(&image, &embedded, -1.0)?;
         Ok(b.concat_rows(&[&text, &image, &added])?)
     }
@@ -265,4 +265,10 @@ impl<B: Backend> FirstBlocks<'_, B> {
         };
         stacked.image_rows.iter().map(own).collect()
     }
+}
+/// The error for a batch whose first block can't be cached.
+fn unsuitable() -> Error {
+    let what =
+        "needs a double block, a cache for each image, and references that are neither extracted nor cached";
+    Error::Arguments { op: "first_blocks", what: what.into() }
 }

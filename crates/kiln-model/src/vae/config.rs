@@ -37,7 +37,7 @@ pub struct Config {
     /// Activation of every block; FLUX.2 uses SiLU.
     #[serde(default = "default_activation")]
     pub act_fn: String,
-    /// Latent patch; FLUX.2 uses 2×2.
+    /// Latent patch: 1×1 or 2×2.
     #[serde(default = "default_patch")]
     pub patch_size: [usize; 2],
 }
@@ -65,9 +65,14 @@ fn yes() -> bool {
 }
 
 impl Config {
-    /// Channels of a token: a 2×2 patch of the latent.
+    /// Latent pixels along a side of the patch that makes one token.
+    pub fn patch(&self) -> usize {
+        self.patch_size[0]
+    }
+
+    /// Channels of a token: a patch of the latent.
     pub fn token_channels(&self) -> usize {
-        4 * self.latent_channels
+        self.patch() * self.patch() * self.latent_channels
     }
 
     /// Channels of each level of the decoder.
@@ -82,18 +87,21 @@ impl Config {
         let encoder: Option<Vec<usize>> = (0..4).map(|i| first_conv("encoder.down_blocks", i)).collect();
         let decoder: Option<Vec<usize>> = (0..4).rev().map(|i| first_conv("decoder.up_blocks", i)).collect();
         let resnet = |j: &usize| source.contains(&format!("encoder.down_blocks.0.resnets.{j}.conv1.weight"));
+        let latent_channels = source.entry("decoder.conv_in.weight")?.1.dims().get(1).copied()?;
+        let unpatched = || rows("bn.running_mean".into()).filter(|channels| *channels == latent_channels);
+        let patch = unpatched().map(|_| [1, 1]);
         Some(Config {
             block_out_channels: encoder?,
             decoder_block_out_channels: decoder,
             layers_per_block: (0..).take_while(resnet).count(),
-            latent_channels: source.entry("decoder.conv_in.weight")?.1.dims().get(1).copied()?,
+            latent_channels,
             norm_num_groups: default_groups(),
             batch_norm_eps: default_batch_norm_eps(),
             use_quant_conv: source.contains("quant_conv.weight"),
             use_post_quant_conv: source.contains("post_quant_conv.weight"),
             mid_block_add_attention: source.contains("decoder.mid_block.attentions.0.to_q.weight"),
             act_fn: default_activation(),
-            patch_size: default_patch(),
+            patch_size: patch.unwrap_or_else(default_patch),
         })
     }
 
@@ -189,8 +197,8 @@ impl Config {
                 return Some(format!("{c} channels can't be split into {} groups", self.norm_num_groups));
             }
         }
-        (self.patch_size != [2, 2] || self.act_fn != "silu")
-            .then(|| "patch_size must be [2, 2] and act_fn `silu`".into())
+        (![[1, 1], [2, 2]].contains(&self.patch_size) || self.act_fn != "silu")
+            .then(|| "patch_size must be [2, 2] or [1, 1], and act_fn `silu`".into())
     }
 }
 

@@ -1,4 +1,4 @@
-//! FLUX.2's autoencoder: images in [-1, 1] to latents at an eighth of the size, and back.
+//! The autoencoder, here with FLUX.2's channels and patches: images in [-1, 1] to latents at an eighth of the size, and back.
 //!
 //! ```text
 //! image [h, w, 3] ──encoder, quant_conv──▶ mean [h/8, w/8, 32] ──2×2 patches──▶ [h/16, w/16, 128] ──batch norm──▶
@@ -24,6 +24,7 @@ use encoder::Encoder;
 /// The autoencoder's weights on a backend.
 pub struct Vae<B: Backend> {
     dtype: DType,
+    patch: usize,
     encoder: Encoder<B>,
     decoder: Decoder<B>,
     norm: BatchNorm<B>,
@@ -40,6 +41,7 @@ impl<B: Backend> Vae<B> {
     pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
         Ok(Vae {
             dtype,
+            patch: config.patch(),
             encoder: Encoder::load(b, vars, config)?,
             decoder: Decoder::load(b, vars, config)?,
             norm: BatchNorm::load(b, &vars.at("bn"), config)?,
@@ -49,6 +51,11 @@ impl<B: Backend> Vae<B> {
     /// The dtype of the activations.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Latent pixels along a side of the patch that makes one token.
+    pub fn patch(&self) -> usize {
+        self.patch
     }
 
     /// Encodes an image, `[h, w, 3]` in [-1, 1], to the latent's mean, `[h/8, w/8, 32]`.

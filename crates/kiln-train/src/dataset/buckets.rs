@@ -1,8 +1,9 @@
 //! Sizes that pictures are resized to: about as many pixels as a square of the resolution, in the picture's own shape.
 
-use kiln_image::{Filter, RgbImage, SIZE_MULTIPLE, resize};
+use kiln_family::FAMILIES;
+use kiln_image::{Filter, RgbImage, resize};
 
-/// Width and height in pixels, multiples of 16.
+/// Width and height in pixels, whole tokens of every family.
 pub type Bucket = [u32; 2];
 
 /// Largest ratio of the sides of a bucket: pictures beyond it are cropped.
@@ -14,7 +15,10 @@ const STEPS: u32 = 16;
 /// Returns the size for a picture of this width and height at a resolution, which is the side of a square.
 pub fn bucket([width, height]: [u32; 2], resolution: u32) -> Bucket {
     let ratio = (f64::from(width) / f64::from(height)).clamp(1.0 / MAX_RATIO, MAX_RATIO);
-    let step = (resolution / STEPS).next_multiple_of(SIZE_MULTIPLE).max(SIZE_MULTIPLE);
+    // All are powers of two.
+    let units = FAMILIES.iter().map(|family| family.latent.pixels_per_token() as u32);
+    let unit = units.max().unwrap_or(1);
+    let step = (resolution / STEPS).next_multiple_of(unit).max(unit);
     let side = |exact: f64| ((exact / f64::from(step)).round() as u32).max(1) * step;
     let resolution = f64::from(resolution);
     [side(resolution * ratio.sqrt()), side(resolution / ratio.sqrt())]

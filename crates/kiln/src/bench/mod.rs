@@ -20,6 +20,7 @@ use kiln_engine::{
     BackendVisitor, DeviceInfo, Precision, Settings, machine, plan_residency, with_backend,
     with_training_backend,
 };
+use kiln_family::FAMILIES;
 use kiln_ops::Backend;
 use kiln_weights::LinearPrecision;
 
@@ -90,7 +91,7 @@ impl BackendVisitor for BenchVisitor<'_> {
         let mut plan = plan(args, source(args)?, &device)?;
         if let Some(limit) = args.machine.vram_limit.filter(|_| device.is_asynchronous) {
             let model = plan.source.model(1)?;
-            let others = plan.text_tokens + plan.references * plan.width * plan.height / 256;
+            let others = plan.text_tokens + plan.references * model.grid_tokens([plan.width, plan.height]);
             let estimate = model.memory_estimate([plan.width, plan.height], others, plan.dtype);
             plan.residency =
                 Some(plan_residency(model.weight_bytes(plan.linear_precision), &estimate, limit)?);
@@ -184,8 +185,10 @@ fn source(args: &BenchArgs) -> Result<ModelSource, CliError> {
 
 /// Parses `512x384`.
 pub fn parse_size(text: &str) -> Result<(usize, usize), String> {
-    let invalid = || "expected WIDTHxHEIGHT in pixels, multiples of 16, such as 1024x768".to_owned();
+    let unit = FAMILIES[0].latent.pixels_per_token();
+    let invalid = || format!("expected WIDTHxHEIGHT in pixels, multiples of {unit}, such as 1024x768");
     let (width, height) = text.split_once(['x', '×']).ok_or_else(invalid)?;
-    let side = |text: &str| text.parse::<usize>().ok().filter(|n| *n >= 16 && n % 16 == 0 && *n <= 16_384);
+    let side =
+        |text: &str| text.parse::<usize>().ok().filter(|n| *n >= unit && n % unit == 0 && *n <= 16_384);
     Ok((side(width).ok_or_else(invalid)?, side(height).ok_or_else(invalid)?))
 }

@@ -84,10 +84,6 @@ impl<B: Backend> PhaseBench<'_, B> {
         self.plan.phases.is_empty() || self.plan.phases.contains(&phase)
     }
 
-    fn grid(&self) -> [usize; 2] {
-        [self.plan.height / 16, self.plan.width / 16]
-    }
-
     fn text(&mut self) -> Result<(), CliError> {
         let model = self.plan.source.model(1)?;
         let Some(component) = &model.text_encoder else {
@@ -170,7 +166,7 @@ impl<B: Backend> PhaseBench<'_, B> {
             self.report.phase(measured);
         }
         if self.wants(PhaseArg::Decode) {
-            let [height, width] = self.grid();
+            let [height, width] = model.grid([self.plan.width, self.plan.height]);
             let tokens = b.upload(&noise([height * width, config.token_channels()])?, DType::F32)?;
             let measured = self.measure("vae decode", weights, || {
                 Ok(vae.decode(b, &tokens, [height, width], &mut ()).map(drop)?)
@@ -186,7 +182,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         let transformer = self.transformer(&model)?;
         let weights = model.transformer.weights()?;
         let (b, plan) = (&self.b, self.plan);
-        let [height, width] = self.grid();
+        let [height, width] = model.grid([plan.width, plan.height]);
         let text = b.upload(&noise([plan.text_tokens, config.joint_attention_dim])?, plan.dtype)?;
         let image = b.upload(&noise([height * width, config.in_channels])?, DType::F32)?;
         let references = match plan.references {

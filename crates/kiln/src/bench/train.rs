@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
-use kiln_engine::{DeviceInfo, TrainingVisitor};
+use kiln_engine::{DeviceInfo, Model, TrainingVisitor};
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::Transformer;
 use kiln_ops::TrainingBackend;
@@ -42,7 +42,7 @@ impl TrainingVisitor for TrainBench<'_> {
             ..TrainSettings::default()
         };
         let mut trainer = Trainer::new(&b, transformer, settings.clone())?;
-        let example = example(&plan, component.config.in_channels, component.config.joint_attention_dim)?;
+        let example = example(&plan, &model)?;
         let batch: Vec<Example> = vec![example; plan.batch];
         report.begin("training step");
         device.release_memory(&b);
@@ -80,12 +80,13 @@ impl TrainingVisitor for TrainBench<'_> {
 }
 
 /// An example of the plan's size, with noise as latents and text.
-fn example(plan: &BenchPlan, channels: usize, text_width: usize) -> Result<Example, CliError> {
-    let (height, width) = (plan.height / 16, plan.width / 16);
-    let latents = noise([height * width, channels])?;
+fn example(plan: &BenchPlan, model: &Model) -> Result<Example, CliError> {
+    let config = &model.transformer.config;
+    let [height, width] = model.grid([plan.width, plan.height]);
+    let latents = noise([height * width, config.in_channels])?;
     let reference = ReferenceLatents { latents: latents.clone(), height, width };
     // In the dtype of activations, as the cache of `kiln train` keeps it.
-    let text = noise([plan.text_tokens, text_width])?;
+    let text = noise([plan.text_tokens, config.joint_attention_dim])?;
     let text = text.to_dtype(plan.dtype).map_err(|e| CliError::new(e.to_string()))?;
     Ok(Example { latents, height, width, references: vec![reference; plan.references], text })
 }

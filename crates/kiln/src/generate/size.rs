@@ -1,11 +1,9 @@
 //! `--size` and `--aspect`: the size of the image in the words of other programs.
 
-use kiln_engine::Request;
+use kiln_engine::{Model, Request};
 
 use crate::error::CliError;
 
-/// The sides of an image are multiples of this.
-const STEP: f64 = 16.0;
 /// The longest side in terms of the shortest.
 const MAX_RATIO: f64 = 16.0;
 
@@ -34,9 +32,11 @@ impl Aspect {
             .ok_or_else(|| format!("expected a ratio from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9"))
     }
 
-    /// Returns width and height with this ratio: next to the given side, or with about `side²` pixels.
-    fn size(self, width: Option<u32>, height: Option<u32>, side: usize) -> (u32, u32) {
-        let round = |side: f64| ((side / STEP).round().max(1.0) * STEP) as u32;
+    /// Returns width and height with this ratio: next to the given side, or with about `side²` pixels; in multiples
+    /// of `unit`.
+    fn size(self, width: Option<u32>, height: Option<u32>, side: usize, unit: usize) -> (u32, u32) {
+        let unit = unit as f64;
+        let round = |side: f64| ((side / unit).round().max(1.0) * unit) as u32;
         let root = self.0.sqrt();
         match (width, height) {
             (Some(width), _) => (width, round(f64::from(width) / self.0)),
@@ -73,9 +73,10 @@ impl SizeOptions {
     }
 
     /// Sets width and height for `--aspect`, with about as many pixels as an image of the default size has.
-    pub fn apply(self, request: &mut Request, default_size: usize) {
+    pub fn apply(self, request: &mut Request, model: &Model) {
         if let Some(aspect) = self.aspect {
-            let (width, height) = aspect.size(self.width, self.height, default_size);
+            let (width, height) =
+                aspect.size(self.width, self.height, model.default_size, model.pixels_per_token());
             (request.width, request.height) = (Some(width), Some(height));
         }
     }
@@ -87,13 +88,13 @@ mod tests {
 
     #[test]
     fn an_aspect_ratio_keeps_the_number_of_pixels_in_multiples_of_16() {
-        let size = |text, side| Aspect::parse(text).unwrap().size(None, None, side);
+        let size = |text, side| Aspect::parse(text).unwrap().size(None, None, side, 16);
         assert_eq!(size("1:1", 1024), (1024, 1024));
         assert_eq!(size("16:9", 1024), (1360, 768));
         assert_eq!(size("9:16", 1024), (768, 1360));
         assert_eq!(size("3:2", 256), (320, 208));
         assert_eq!(size("16:1", 16), (64, 16));
-        let beside = |width, height| Aspect::parse("16:9").unwrap().size(width, height, 1024);
+        let beside = |width, height| Aspect::parse("16:9").unwrap().size(width, height, 1024, 16);
         assert_eq!(beside(Some(1280), None), (1280, 720));
         assert_eq!(beside(None, Some(512)), (912, 512));
     }

@@ -8,8 +8,8 @@ use crate::transformer::rope::RopeTables;
 
 /// What conditions the blocks of one batch.
 pub(super) struct Conditioning<B: TrainingBackend> {
-    pub(super) image: DoubleModulation<B>,
-    pub(super) text: DoubleModulation<B>,
+    /// Of the image and text streams; `None` without double blocks.
+    pub(super) double: Option<[DoubleModulation<B>; 2]>,
     pub(super) single: SingleModulation<B>,
     /// Scale and shift of the last norm, one row per example, and its rows.
     pub(super) norm_out: [B::Tensor; 2],

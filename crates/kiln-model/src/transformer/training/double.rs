@@ -50,13 +50,19 @@ struct StreamConditioning<'a, B: TrainingBackend> {
     rope: &'a RopeTable<B::Tensor>,
 }
 
+fn unmodulated() -> kiln_ops::Error {
+    kiln_ops::Error::Arguments { op: "double block", what: "its model has no modulation for it".into() }
+}
+
 impl<B: TrainingBackend> Conditioning<B> {
-    fn of_text(&self) -> StreamConditioning<'_, B> {
-        StreamConditioning { m: &self.text, rope: &self.rope.text }
+    fn of_text(&self) -> Result<StreamConditioning<'_, B>> {
+        let [_, m] = self.double.as_ref().ok_or_else(unmodulated)?;
+        Ok(StreamConditioning { m, rope: &self.rope.text })
     }
 
-    fn of_image(&self) -> StreamConditioning<'_, B> {
-        StreamConditioning { m: &self.image, rope: &self.rope.image }
+    fn of_image(&self) -> Result<StreamConditioning<'_, B>> {
+        let [m, _] = self.double.as_ref().ok_or_else(unmodulated)?;
+        Ok(StreamConditioning { m, rope: &self.rope.image })
     }
 }
 
@@ -75,7 +81,7 @@ impl<B: TrainingBackend> DoubleBlock<B> {
         c: &Conditioning<B>,
         adapters: &A,
     ) -> Result<(Streams<B>, DoubleTape<B, A>)> {
-        let (text_c, image_c) = (c.of_text(), c.of_image());
+        let (text_c, image_c) = (c.of_text()?, c.of_image()?);
         let (text_qkv, text_saved) = self.text.project_training(b, text, &text_c, adapters)?;
         let (image_qkv, image_saved) = self.image.project_training(b, image, &image_c, adapters)?;
         let [q_text, k_text] = self.text.rotated(b, &text_qkv, &text_c)?;
@@ -102,7 +108,7 @@ impl<B: TrainingBackend> DoubleBlock<B> {
         needs_dx: bool,
     ) -> Result<Option<[B::Tensor; 2]>> {
         let DoubleTape { mut text, mut image, attended } = tape;
-        let (text_c, image_c) = (c.of_text(), c.of_image());
+        let (text_c, image_c) = (c.of_text()?, c.of_image()?);
         let below = needs_dx || text.saved.qkv.is_some() || image.saved.qkv.is_some();
         let text_back = self.text.residual_backward(b, &mut text, d_text, &text_c, adapters, below)?;
         let image_back = self.image.residual_backward(b, &mut image, d_image, &image_c, adapters, below)?;

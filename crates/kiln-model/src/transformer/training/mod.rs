@@ -26,6 +26,7 @@ use super::Transformer;
 use super::attention::concat;
 use super::batch::{BatchItem, References, StackedBatch};
 use super::embed::TimestepProjection;
+use super::modulation::ModulationProjection;
 use crate::Result;
 use attention::ExampleRows;
 use conditioning::Conditioning;
@@ -217,9 +218,12 @@ impl<B: TrainingBackend> Transformer<B> {
         let text_groups = groups(|rows| rows.text.len());
         let stream_groups = groups(|rows| rows.stream.len());
         let joined_groups = groups(|rows| rows.text.len() + rows.stream.len());
+        let double = |[image, text]: &[ModulationProjection<B>; 2]| {
+            let image = image.double_of(b, &silu, stream_groups)?;
+            Ok::<_, crate::Error>([image, text.double_of(b, &silu, text_groups)?])
+        };
         let conditioning = Conditioning {
-            image: self.double_stream_modulation_img.double_of(b, &silu, stream_groups)?,
-            text: self.double_stream_modulation_txt.double_of(b, &silu, text_groups)?,
+            double: self.double_stream_modulation.as_ref().map(double).transpose()?,
             single: self.single_stream_modulation.single_of(b, &silu, joined_groups)?,
             norm_out: b.linear_split(&silu, &self.norm_out, [dim, dim])?,
             image_groups: groups(|rows| rows.image),
@@ -229,7 +233,6 @@ impl<B: TrainingBackend> Transformer<B> {
         };
         let image = b.linear(&b.cast(&inputs.image, self.dtype)?, &self.x_embedder)?;
         let text = b.linear(&b.cast(&inputs.text, self.dtype)?, &self.context_embedder)?;
-        debug_assert_eq!(image.shape().rows(), conditioning.image.groups.rows());
         Ok((conditioning, [text, image]))
     }
 }
