@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{TransformerNames, Variant, VariantInfo};
+use crate::{Alias, TransformerNames, Variant, VariantInfo};
 
 /// A family of models: the same networks and latents, in one or more variants and sizes.
 #[derive(Debug)]
@@ -21,12 +21,22 @@ pub struct Family {
     pub full_size: usize,
     /// Maximum number of text, image and reference tokens: what its rotary embedding was trained for.
     pub positions: usize,
+    /// How its noise schedule is shifted.
+    pub shift: Shift,
     /// The names of its transformer's tensors.
     pub transformer: &'static TransformerNames,
     /// Models that are easily mistaken for one of it, by a tensor that only they have.
     pub related: &'static [(&'static str, &'static str)],
     /// Models whose VAE is easily mistaken for one of it, by latent channels.
     pub related_vaes: &'static [(usize, &'static str)],
+    /// Its published models. A family without one is not offered to users.
+    pub models: &'static [Alias],
+    /// A word in the names of its repositories and pipelines, in lower case and without punctuation.
+    pub repository_word: &'static str,
+    /// The published model whose text encoder and VAE fit a transformer, by the width of its text tokens.
+    pub components_of: &'static [(usize, &'static str)],
+    /// The published models by the width of the transformer.
+    pub widths: &'static [(usize, &'static str)],
 }
 
 /// A pipeline of diffusers.
@@ -49,6 +59,19 @@ impl Pipeline {
     ) -> Pipeline {
         Pipeline { class, is_distilled, variant }
     }
+}
+
+/// The shift of a noise schedule towards high noise, `mu`, as lines of the number of image tokens: slope and offset.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shift {
+    /// For 10 steps. Between 10 and 200 steps it is interpolated.
+    pub at_10_steps: [f64; 2],
+    /// For 200 steps.
+    pub at_200_steps: [f64; 2],
+    /// Above this many tokens the line of 200 steps holds for any number of steps.
+    pub max_tokens: f64,
+    /// Two points of the line that the model was trained with: tokens and `mu`.
+    pub training: [[f64; 2]; 2],
 }
 
 /// The geometry of the latents that a transformer works on.

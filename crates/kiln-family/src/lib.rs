@@ -15,11 +15,13 @@
 
 mod family;
 pub mod flux2;
+mod models;
 mod tensor_names;
 mod text_encoder;
 mod variant;
 
-pub use family::{Family, Latent, Pipeline};
+pub use family::{Family, Latent, Pipeline, Shift};
+pub use models::{Alias, Companion, Licence, aliases};
 pub use tensor_names::{BlockPrefix, Layout, ModuleLayout, ModuleNames, TransformerNames};
 pub use text_encoder::{BuiltInTokenizer, ChatArguments, Side, Template, TextEncoder};
 pub use variant::{Guidance, Variant, VariantInfo};

@@ -14,6 +14,8 @@ pub struct TextEncoder {
     pub architectures: &'static [&'static str],
     /// The published models, by hidden size.
     pub sizes: &'static [(usize, &'static str)],
+    /// Words in the names of repositories that hold it alone.
+    pub repository_words: &'static [&'static str],
     /// Epsilon of every norm, unless the file says otherwise.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies, unless the file says otherwise.

@@ -17,7 +17,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod alias;
 mod cache;
 mod client;
 mod download;
@@ -27,7 +26,6 @@ mod pull;
 mod select;
 mod settings;
 
-pub use alias::{ALIASES, Alias, Companion, Licence};
 pub use cache::{Cache, InstalledModel, NamedModel};
 pub use client::RemoteFile;
 pub use error::{Error, Result};

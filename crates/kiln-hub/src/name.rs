@@ -1,7 +1,8 @@
 //! Model names as users type them: `owner/repo[@revision][:pattern]`, or an alias.
 
-use crate::alias::{self, Alias};
-use crate::{Cache, Error, Licence, Result};
+use kiln_family::{Alias, Companion, Licence};
+
+use crate::{Cache, Error, Result};
 
 /// A repository, its revision and a pattern for its files: `owner/repo[@revision][:pattern]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +16,7 @@ pub struct ModelName {
 }
 
 impl ModelName {
-    /// Parses a name: that of one of the [`ALIASES`](crate::ALIASES) or a repository.
+    /// Parses a name: that of one of the [aliases](kiln_family::aliases) or a repository.
     pub fn parse(text: &str) -> Result<ModelName> {
         let invalid = |reason| Error::InvalidName { name: text.to_owned(), reason };
         let (rest, pattern) = match text.split_once(':') {
@@ -71,11 +72,12 @@ impl ModelName {
 
     /// The companions to pull with the model: all but those in whose place the cache has another file.
     pub(crate) fn companions_to_pull(&self, cache: &Cache) -> Vec<ModelName> {
-        if cache.installed(alias::DEV, "main").is_some_and(|model| model.is_complete()) {
+        let whole = self.alias().and_then(|alias| alias.whole);
+        if whole.and_then(|repo| cache.installed(repo, "main")).is_some_and(|model| model.is_complete()) {
             return Vec::new();
         }
         let has = |repo: &str, file: &str| !cache.files(&ModelName::file(repo, file)).is_empty();
-        let is_replaced = |companion: &alias::Companion| {
+        let is_replaced = |companion: &Companion| {
             !has(companion.repo, companion.file) && has(companion.repo, companion.alternatives)
         };
         let needed = self.needed().iter().filter(|companion| !is_replaced(companion));
@@ -86,10 +88,14 @@ impl ModelName {
         ModelName { repo: repo.into(), revision: "main".into(), pattern: Some(pattern.into()) }
     }
 
-    fn needed(&self) -> &'static [alias::Companion] {
+    fn needed(&self) -> &'static [Companion] {
+        self.alias().map_or(&[], |alias| alias.companions)
+    }
+
+    fn alias(&self) -> Option<&'static Alias> {
         let named = Alias::of(&self.repo, self.pattern.as_deref());
         // Another file of a repository of transformers needs the same.
-        named.or_else(|| Alias::only_one(&self.repo)).map_or(&[], |alias| alias.companions)
+        named.or_else(|| Alias::only_one(&self.repo))
     }
 }
 

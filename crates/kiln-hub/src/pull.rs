@@ -7,7 +7,9 @@ use std::thread;
 use crate::client::{Client, RemoteFile, RepoListing};
 use crate::download::Download;
 use crate::error::io;
-use crate::{Cache, Error, HubSettings, Licence, ModelName, Result, select};
+use kiln_family::Licence;
+
+use crate::{Cache, Error, HubSettings, ModelName, Result, select};
 
 /// The progress of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

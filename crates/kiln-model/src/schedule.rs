@@ -4,6 +4,7 @@
 //! ([`empirical_mu`]), and ends with a 0. Arithmetic is f32 where diffusers (numpy) uses f32, so that the sigmas are
 //! bit-exact with its own.
 
+use kiln_family::{FAMILIES, Shift};
 use serde::Deserialize;
 
 use crate::{Error, Result};
@@ -51,6 +52,9 @@ pub struct SchedulerConfig {
     pub invert_sigmas: bool,
     /// Whether noise is added in every step, which FLUX.2 does not use.
     pub stochastic_sampling: Option<bool>,
+    /// The shift that depends on the image size and the number of steps: the family's.
+    #[serde(skip)]
+    pub dynamic_shift: Shift,
 }
 
 impl Default for SchedulerConfig {
@@ -67,6 +71,7 @@ impl Default for SchedulerConfig {
             use_beta_sigmas: None,
             invert_sigmas: false,
             stochastic_sampling: None,
+            dynamic_shift: FAMILIES[0].shift,
         }
     }
 }
@@ -220,23 +225,28 @@ fn shift(config: &SchedulerConfig, tokens: usize, steps: usize, sigmas: &[f32]) 
 
 /// Returns the factor by which the odds of noise grow: `sigma / (1 - sigma) = factor · t / (1 - t)`.
 fn shift_factor(config: &SchedulerConfig, tokens: usize, steps: usize) -> f32 {
-    if config.use_dynamic_shifting { empirical_mu(tokens, steps).exp() as f32 } else { config.shift }
+    if config.use_dynamic_shifting {
+        empirical_mu(&config.dynamic_shift, tokens, steps).exp() as f32
+    } else {
+        config.shift
+    }
 }
 
-/// The shift that FLUX was trained with, for an image of this many tokens: a line through 0.5 at 256 and 1.15 at 4096 tokens.
-/// Inference uses [`empirical_mu`] instead.
-pub fn training_mu(tokens: usize) -> f64 {
-    0.5 + (tokens as f64 - 256.0) * (1.15 - 0.5) / (4096.0 - 256.0)
+/// The shift that a family was trained with, for an image of this many tokens. Inference uses [`empirical_mu`] instead.
+pub fn training_mu(shift: &Shift, tokens: usize) -> f64 {
+    let [[first, low], [last, high]] = shift.training;
+    low + (tokens as f64 - first) * (high - low) / (last - first)
 }
 
-/// Computes FLUX.2's empirical shift: two linear functions of the token count, interpolated by the step count.
-pub fn empirical_mu(tokens: usize, steps: usize) -> f64 {
+/// Computes a family's empirical shift: two linear functions of the token count, interpolated by the step count.
+pub fn empirical_mu(shift: &Shift, tokens: usize, steps: usize) -> f64 {
     let tokens = tokens as f64;
-    let at_200 = 0.00016927 * tokens + 0.45666666;
-    if tokens > 4300.0 {
+    let line = |[slope, offset]: [f64; 2]| slope * tokens + offset;
+    let at_200 = line(shift.at_200_steps);
+    if tokens > shift.max_tokens {
         return at_200;
     }
-    let at_10 = 8.73809524e-05 * tokens + 1.89833333;
+    let at_10 = line(shift.at_10_steps);
     let slope = (at_200 - at_10) / 190.0;
     slope * steps as f64 + (at_200 - 200.0 * slope)
 }

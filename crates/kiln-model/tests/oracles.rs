@@ -85,7 +85,7 @@ fn sigmas_are_bit_exact_with_diffusers() {
     let config = SchedulerConfig::default();
     let mut compared = 0;
     for o in &oracles.schedule {
-        let mu = empirical_mu(o.image_seq_len, o.steps);
+        let mu = empirical_mu(&config.dynamic_shift, o.image_seq_len, o.steps);
         assert!((mu - o.mu).abs() < 1e-12, "mu {mu}, expected {}", o.mu);
         if let Some(sigmas) = &o.sigmas {
             let ours = Schedule::new(&config, SigmaSpacing::Shifted, o.image_seq_len, o.steps, None).unwrap();

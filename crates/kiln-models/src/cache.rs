@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kiln_engine::ComponentPaths;
+use kiln_family::{FAMILIES, text_encoders};
 use kiln_hub::{Cache, HubSettings, InstalledModel, ModelName};
 
 /// Finds a model in the cache by its hub name. Returns its short name and its path.
@@ -18,10 +19,10 @@ pub(crate) fn can_be_pulled(name: &Path) -> bool {
     name.to_str().is_some_and(|text| ModelName::parse(text).is_ok())
 }
 
-/// Lists the models in the cache: those of the FLUX.2 family, or all.
+/// Lists the models in the cache: those of a known family, or all.
 pub fn installed(all: bool) -> Vec<InstalledModel> {
     let models = HubSettings::from_env().map_or(Vec::new(), |settings| Cache::new(settings.cache).list());
-    models.into_iter().filter(|model| all || is_flux2(model)).collect()
+    models.into_iter().filter(|model| all || is_of_family(model)).collect()
 }
 
 /// Lists what in the cache can serve a transformer without its own text encoder or VAE: complete models, and files with one
@@ -29,13 +30,15 @@ pub fn installed(all: bool) -> Vec<InstalledModel> {
 pub(crate) fn fallback_models() -> Vec<PathBuf> {
     let cached = installed(true).into_iter().filter(|model| !model.incomplete);
     let (models, others): (Vec<_>, Vec<_>) = cached.partition(|model| model.is_model);
-    let models = models.into_iter().filter(is_flux2).map(|model| model.snapshot);
+    let models = models.into_iter().filter(is_of_family).map(|model| model.snapshot);
     let files = others.into_iter().flat_map(|repository| {
-        let of_flux2 = is_flux2(&repository);
-        let is_mistral = repository.repo.to_ascii_lowercase().contains("mistral-small-3");
+        let of_family = is_of_family(&repository);
+        let repo = repository.repo.to_ascii_lowercase();
+        let words = text_encoders().flat_map(|encoder| encoder.repository_words);
+        let is_text_encoder = words.into_iter().any(|word| repo.contains(word));
         let is_component = move |path: &String| {
-            is_mistral
-                || of_flux2 && ["text_encoder", "vae", "mistral"].iter().any(|part| path.contains(part))
+            is_text_encoder
+                || of_family && ["text_encoder", "vae", "mistral"].iter().any(|part| path.contains(part))
         };
         let files = repository.weights.into_iter().filter(is_component);
         files.map(move |path| repository.snapshot.join(path)).collect::<Vec<_>>()
@@ -54,16 +57,15 @@ pub fn with_companions(name: &str, components: &ComponentPaths) -> ComponentPath
 
 /// Returns the short name of the model whose components fit a transformer with this text dimension.
 pub fn matching_model(text_dim: usize) -> Option<&'static str> {
-    match text_dim {
-        7680 => Some("klein-4b"),
-        12288 => Some("klein-9b"),
-        15360 => Some("dev-encoder"),
-        _ => None,
-    }
+    let mut known = FAMILIES.iter().flat_map(|family| family.components_of);
+    known.find(|(dim, _)| *dim == text_dim).map(|(_, name)| *name)
 }
 
-fn is_flux2(one: &InstalledModel) -> bool {
+fn is_of_family(one: &InstalledModel) -> bool {
     let name = one.repo.to_ascii_lowercase().replace(['.', '-', '_'], "");
     let index = || std::fs::read_to_string(one.snapshot.join("model_index.json"));
-    name.contains("flux2") || one.is_model && index().is_ok_and(|text| text.contains("\"Flux2"))
+    FAMILIES.iter().map(|family| family.repository_word).any(|word| {
+        let has_pipeline = |text: String| text.to_ascii_lowercase().contains(&format!("\"{word}"));
+        name.contains(word) || one.is_model && index().is_ok_and(has_pipeline)
+    })
 }

@@ -154,7 +154,7 @@ impl ModelFolders {
     pub fn similar(&self, name: &str) -> Vec<String> {
         let known = self.all().into_iter().map(|(name, _)| name);
         let names: BTreeSet<String> =
-            known.chain(kiln_hub::ALIASES.iter().map(|alias| alias.name.to_owned())).collect();
+            known.chain(kiln_family::aliases().map(|alias| alias.name.to_owned())).collect();
         kiln_weights::similar_names(&name.to_ascii_lowercase(), names.iter().map(String::as_str))
     }
 

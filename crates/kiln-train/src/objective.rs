@@ -3,6 +3,7 @@
 //! `x = (1 - σ) · latents + σ · noise`, and the model is to predict `noise - latents`. The loss is the mean squared error over all
 //! image tokens of a batch.
 
+use kiln_family::FAMILIES;
 use kiln_model::schedule;
 use kiln_tensor::HostTensor;
 use kiln_tensor::rng::TorchCpu;
@@ -87,7 +88,7 @@ impl SigmaSampling {
     pub fn draw(&self, tokens: usize, random: &mut TorchCpu) -> f32 {
         match self {
             SigmaSampling::LogitNormal { mean, std, shift } => {
-                let mu = if *shift { schedule::training_mu(tokens) } else { 0.0 };
+                let mu = if *shift { schedule::training_mu(&FAMILIES[0].shift, tokens) } else { 0.0 };
                 let logit = f64::from(*mean) + f64::from(*std) * normal(random) + mu;
                 (1.0 / (1.0 + (-logit).exp())) as f32
             }

@@ -309,7 +309,7 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
     };
     Some(match error {
         Error::InvalidName { .. } => {
-            let names = kiln_hub::ALIASES.map(|alias| alias.name).join(", ");
+            let names = kiln_family::aliases().map(|alias| alias.name).collect::<Vec<_>>().join(", ");
             format!("known names: {names}; or give OWNER/REPO")
         }
         Error::NoCache => "set HF_HOME to a folder".into(),

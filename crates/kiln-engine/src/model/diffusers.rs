@@ -144,6 +144,7 @@ fn open(files: &ModelFiles<'_>) -> Result<Model> {
     if let Some(what) = scheduler.unsupported() {
         return Err(Error::config(files.root.join(SCHEDULER_CONFIG), what));
     }
+    let scheduler = SchedulerConfig { dynamic_shift: variant.family.shift, ..scheduler };
     let model = Model {
         tokenizer: files.tokenizer()?,
         scheduler,

@@ -110,7 +110,7 @@ impl Model {
             text_encoder,
             vae,
             tokenizer: None,
-            scheduler: SchedulerConfig::default(),
+            scheduler: SchedulerConfig { dynamic_shift: variant.family.shift, ..Default::default() },
             default_size: variant.family.full_size,
             defaults: ModelDefaults::default(),
             card: None,
@@ -364,6 +364,13 @@ impl Model {
             }
         }
         if let Some(vae) = &self.vae {
+            let (expected, found) = (self.variant.family.latent.patch, vae.config.patch());
+            if expected != found {
+                return mismatch(format!(
+                    "{} makes a token of {expected}x{expected} latent pixels, this VAE of {found}x{found}",
+                    self.variant.family.name
+                ));
+            }
             let (expected, found) = (config.in_channels, vae.config.token_channels());
             if expected != found {
                 return mismatch(format!(

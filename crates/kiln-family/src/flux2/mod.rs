@@ -1,5 +1,6 @@
 //! Black Forest Labs' FLUX.2: klein in several variants, and dev. Ember, the built-in model, is a small klein.
 
+mod models;
 mod tensor_names;
 mod text_encoders;
 mod variants;
@@ -7,7 +8,7 @@ mod variants;
 pub use text_encoders::{MISTRAL, QWEN3};
 pub use variants::{BASE, DEV, DISTILLED, KV};
 
-use crate::{Family, Latent, Pipeline};
+use crate::{Family, Latent, Pipeline, Shift};
 use variants::{DEV_INFO, KLEIN, KLEIN_BASE, KLEIN_KV};
 
 /// FLUX.2.
@@ -26,6 +27,12 @@ pub static FLUX2: Family = Family {
     latent: Latent { scale: 8, patch: 2, channels: 32 },
     full_size: 1024,
     positions: 52_000,
+    shift: Shift {
+        at_10_steps: [8.73809524e-05, 1.89833333],
+        at_200_steps: [0.00016927, 0.45666666],
+        max_tokens: 4300.0,
+        training: [[256.0, 0.5], [4096.0, 1.15]],
+    },
     transformer: &tensor_names::TRANSFORMER,
     related: &[
         ("double_blocks.0.img_mod.lin.weight", "FLUX.1"),
@@ -33,4 +40,8 @@ pub static FLUX2: Family = Family {
         ("joint_blocks.0.x_block.attn.qkv.weight", "Stable Diffusion 3"),
     ],
     related_vaes: &[(16, "FLUX.1"), (4, "Stable Diffusion")],
+    models: &models::MODELS,
+    repository_word: "flux2",
+    components_of: &[(3 * 2560, "klein-4b"), (3 * 4096, "klein-9b"), (3 * 5120, "dev-encoder")],
+    widths: &[(3072, "klein 4B"), (4096, "klein 9B"), (6144, "dev")],
 };

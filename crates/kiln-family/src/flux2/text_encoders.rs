@@ -8,6 +8,7 @@ pub static QWEN3: TextEncoder = TextEncoder {
     model_types: &["qwen3"],
     architectures: &["qwen3"],
     sizes: &[(2560, "Qwen3-4B"), (4096, "Qwen3-8B")],
+    repository_words: &[],
     rms_norm_eps: 1e-6,
     rope_theta: 1e6,
     has_qk_norms: true,
@@ -51,6 +52,7 @@ pub static MISTRAL: TextEncoder = TextEncoder {
     // llama.cpp's name for Mistral's language models, too; in newer files `mistral3`.
     architectures: &["llama", "cow"],
     sizes: &[(5120, "Mistral-Small-3.2-24B")],
+    repository_words: &["mistral-small-3"],
     rms_norm_eps: 1e-5,
     rope_theta: 1e9,
     has_qk_norms: false,

@@ -12,7 +12,7 @@ fn every_layout_changes_every_layer_in_the_same_way() {
             let base = model(&weights(1));
             let lora = file.lora();
             assert_eq!(lora.layouts(), [layout], "{what}");
-            assert_eq!(lora.base(), Some(LoraBase::Flux2 { dim: DIM }), "{what}");
+            assert_eq!(lora.base(), Some(LoraBase::Width(DIM)), "{what}");
             let (updates, reports) = resolve(&base, [(lora, weight)]).unwrap();
             assert_same(&loaded(&base.root().with_loras(&updates)), &expected(weight), 2e-5, what);
             let report = &reports[0];

@@ -2,34 +2,26 @@
 
 use std::fmt;
 
+use kiln_family::{FAMILIES, Family};
+
 use super::targets::{block, layer_targets};
 
 /// A model that LoRAs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoraBase {
-    /// The previous family, whose layers have much the same names.
+    /// The family before FLUX.2, whose layers have much the same names.
     Flux1,
-    /// FLUX.2 klein 4B and its base.
-    Klein4b,
-    /// FLUX.2 klein 9B, its base and its KV variant.
-    Klein9b,
-    /// FLUX.2 dev.
-    Dev,
-    /// A FLUX.2 of no published size.
-    Flux2 {
-        /// Its width.
-        dim: usize,
-    },
+    /// A model of a known family.
+    Width(usize),
 }
 
 impl fmt::Display for LoraBase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LoraBase::Flux1 => f.write_str("FLUX.1"),
-            LoraBase::Klein4b => f.write_str("FLUX.2 klein 4B"),
-            LoraBase::Klein9b => f.write_str("FLUX.2 klein 9B"),
-            LoraBase::Dev => f.write_str("FLUX.2 dev"),
-            LoraBase::Flux2 { dim } => write!(f, "a FLUX.2 model {dim} wide"),
+        let LoraBase::Width(dim) = self else { return f.write_str("FLUX.1") };
+        let published = |family: &Family| family.widths.iter().find(|(width, _)| width == dim);
+        match FAMILIES.iter().find_map(|family| Some((family.name, published(family)?.1))) {
+            Some((family, name)) => write!(f, "{family} {name}"),
+            None => write!(f, "a {} model {dim} wide", FAMILIES[0].name),
         }
     }
 }
@@ -54,16 +46,6 @@ const SINGLE_BLOCKS_4B: usize = 20;
 const DIM_4B: usize = 3072;
 
 impl LoraBase {
-    /// The FLUX.2 model of this width.
-    pub(crate) fn from_dim(dim: usize) -> LoraBase {
-        match dim {
-            DIM_4B => LoraBase::Klein4b,
-            4096 => LoraBase::Klein9b,
-            6144 => LoraBase::Dev,
-            dim => LoraBase::Flux2 { dim },
-        }
-    }
-
     /// Guesses the model from the flat names of modules and the sizes of the weights they change.
     pub(super) fn guess<'m>(
         modules: impl Iterator<Item = (&'m str, [usize; 2])> + Clone,
@@ -80,7 +62,7 @@ impl LoraBase {
         if dim == DIM_4B && modules.clone().any(|(name, _)| beyond(name)) {
             return Some(LoraBase::Flux1);
         }
-        Some(LoraBase::from_dim(dim))
+        Some(LoraBase::Width(dim))
     }
 }
 
@@ -128,12 +110,15 @@ mod tests {
 
     #[test]
     fn sizes_tell_the_models_apart() {
-        assert_eq!(guess(&[("double_blocks_4_img_attn_qkv", [9216, 3072])]), Some(LoraBase::Klein4b));
-        assert_eq!(guess(&[("transformer_blocks_7_attn_to_q", [4096, 4096])]), Some(LoraBase::Klein9b));
-        assert_eq!(guess(&[("single_blocks_47_linear2", [6144, 24576])]), Some(LoraBase::Dev));
-        assert_eq!(guess(&[("x_embedder", [256, 128])]), Some(LoraBase::Flux2 { dim: 256 }));
-        assert_eq!(guess(&[("guidance_in_in_layer", [6144, 256])]), Some(LoraBase::Dev));
+        assert_eq!(guess(&[("double_blocks_4_img_attn_qkv", [9216, 3072])]), Some(LoraBase::Width(3072)));
+        assert_eq!(guess(&[("transformer_blocks_7_attn_to_q", [4096, 4096])]), Some(LoraBase::Width(4096)));
+        assert_eq!(guess(&[("single_blocks_47_linear2", [6144, 24576])]), Some(LoraBase::Width(6144)));
+        assert_eq!(guess(&[("x_embedder", [256, 128])]), Some(LoraBase::Width(256)));
+        assert_eq!(guess(&[("guidance_in_in_layer", [6144, 256])]), Some(LoraBase::Width(6144)));
         assert_eq!(guess(&[("down_blocks_0", [1, 1])]), None);
+        let names = [3072, 4096, 6144, 256].map(|dim| LoraBase::Width(dim).to_string());
+        let expected = ["FLUX.2 klein 4B", "FLUX.2 klein 9B", "FLUX.2 dev", "a FLUX.2 model 256 wide"];
+        assert_eq!(names, expected);
     }
 
     #[test]

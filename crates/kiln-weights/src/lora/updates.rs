@@ -110,7 +110,7 @@ impl LoraUpdates {
         let loras: Vec<(Arc<Lora>, f32)> = loras.into_iter().map(|(l, weight)| (l.into(), weight)).collect();
         let sizes: BTreeMap<String, [usize; 2]> =
             layers.iter().map(|layer| (layer.name.clone(), [layer.rows, layer.cols])).collect();
-        let model = sizes.get("x_embedder").map(|[dim, _]| LoraBase::from_dim(*dim));
+        let model = sizes.get("x_embedder").map(|[dim, _]| LoraBase::Width(*dim));
         loras.iter().try_for_each(|(lora, _)| lora.check(model, partial))?;
         let several = loras.len() > 1;
         let loras = loras.into_iter().map(|(lora, weight)| AppliedLora::new(lora, weight, rule, &sizes));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_hub::{ALIASES, Alias};
+use kiln_family::{Alias, aliases};
 use kiln_models::cache;
 use kiln_server::{DownloadLicence, DownloadableModel, JobError};
 
@@ -29,7 +29,7 @@ pub fn models() -> Vec<DownloadableModel> {
             .licence
             .map(|licence| DownloadLicence { name: licence.name.into(), url: licence.url.into() }),
     };
-    ALIASES.iter().filter(|alias| alias.is_model()).map(model).collect()
+    aliases().filter(|alias| alias.is_model()).map(model).collect()
 }
 
 /// Downloads one of these models into the Hugging Face cache.
