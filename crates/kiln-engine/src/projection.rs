@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_linear_autoencoder_is_learnt_from_the_chart() {
         let (chart, channels) = (colour_chart(256), 16);
-        let mut projection = LatentProjection::new(channels);
+        let mut projection = LatentProjection::new(channels, 16);
         for _ in 0..3 {
             projection.learn(&tokens(&chart, channels), &chart);
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Alias, TransformerNames, Variant, VariantInfo};
+use crate::{Alias, TextEncoder, TransformerNames, Variant, VariantInfo};
 
 /// A family of models: the same networks and latents, in one or more variants and sizes.
 #[derive(Debug)]
@@ -101,6 +101,13 @@ impl Family {
     /// Returns its variants.
     pub fn variants(&self) -> impl Iterator<Item = Variant> {
         self.variants.iter().map(|info| Variant::new(info))
+    }
+
+    /// Returns its text encoders, each once.
+    pub fn text_encoders(&self) -> Vec<&'static TextEncoder> {
+        let mut all: Vec<&TextEncoder> = self.variants().map(|variant| variant.text_encoder).collect();
+        all.dedup();
+        all
     }
 
     /// Returns the variant that is assumed where nothing says which it is.

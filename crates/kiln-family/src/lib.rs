@@ -16,6 +16,8 @@
 mod family;
 pub mod flux2;
 mod models;
+#[cfg(feature = "pebble")]
+pub mod pebble;
 mod tensor_names;
 mod text_encoder;
 mod variant;
@@ -27,19 +29,23 @@ pub use text_encoder::{BuiltInTokenizer, ChatArguments, Side, Template, TextEnco
 pub use variant::{Guidance, Variant, VariantInfo};
 
 /// All families. The first is the one that a model of no known family is taken for.
-pub static FAMILIES: &[&Family] = &[&flux2::FLUX2];
+pub static FAMILIES: &[&Family] = &[
+    &flux2::FLUX2,
+    #[cfg(feature = "pebble")]
+    &pebble::PEBBLE,
+];
+
+/// Returns the families that have published models: those that users are told of.
+pub fn published() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().copied().filter(|family| !family.models.is_empty())
+}
 
 /// Returns the variants of all families.
 pub fn variants() -> impl Iterator<Item = Variant> {
     FAMILIES.iter().flat_map(|family| family.variants())
 }
 
-/// Returns the text encoders of all families, each once.
+/// Returns the text encoders of all families.
 pub fn text_encoders() -> impl Iterator<Item = &'static TextEncoder> {
-    let mut seen: Vec<&TextEncoder> = Vec::new();
-    variants().map(|variant| variant.text_encoder).filter(move |encoder| {
-        let is_new = !seen.contains(encoder);
-        seen.push(encoder);
-        is_new
-    })
+    FAMILIES.iter().flat_map(|family| family.text_encoders())
 }

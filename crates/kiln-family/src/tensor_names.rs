@@ -14,7 +14,7 @@ pub struct TransformerNames {
     pub layouts: &'static [Layout],
     /// The prefixes of blocks in LoRA files, flattened.
     pub lora_blocks: &'static [BlockPrefix],
-    /// The beginnings of flattened names that are those of [`layouts`](Self::layouts), not diffusers'.
+    /// The first words of flattened names that are those of [`layouts`](Self::layouts), not diffusers'.
     pub original_words: &'static [&'static str],
     /// The modules that GGUF presets give more bits: a prefix of blocks and the ends of names.
     pub sensitive: (&'static str, &'static [&'static str]),

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{Family, TextEncoder, variants};
+use crate::{Family, TextEncoder, published, variants};
 
 /// A variant of a family: [`VariantInfo`] by reference. The tensors rarely show it; `model_index.json`, the file's metadata
 /// or its name does. In options, metadata and recipes it is its name.
@@ -123,7 +123,8 @@ impl FromStr for Variant {
 
     fn from_str(name: &str) -> Result<Variant, String> {
         variants().find(|variant| variant.name == name).ok_or_else(|| {
-            let names: Vec<&str> = variants().map(|variant| variant.name).collect();
+            let offered = published().flat_map(Family::variants);
+            let names: Vec<&str> = offered.map(|variant| variant.name).collect();
             format!("unknown variant `{name}`, expected one of `{}`", names.join("`, `"))
         })
     }

@@ -47,7 +47,7 @@ fn the_python_package() {
     }
     let folder = tempfile::tempdir().unwrap();
     package(folder.path());
-    let models = ["klein", "klein-base", "klein-kv", "klein-small-decoder", "dev"];
+    let models = ["klein", "klein-base", "klein-kv", "klein-small-decoder", "dev", "pebble"];
     let models: Vec<(String, Checkpoint)> = models
         .iter()
         .map(|name| ((*name).to_owned(), Checkpoint::assemble(&testdata(), name).unwrap()))

@@ -242,7 +242,8 @@ pub(super) fn open_component<C: ComponentConfig>(
     sources: &SourceCache,
 ) -> Result<ModelComponent<C>> {
     let source = sources.require_component(path, C::COMPONENT)?;
-    let missing = || format!("tensors that every FLUX.2 {} has are missing", C::COMPONENT);
+    let family = source.family().name;
+    let missing = || format!("tensors that every {family} {} has are missing", C::COMPONENT);
     let config: C = config_of(&source, path)?.ok_or_else(|| Error::config(path, missing()))?;
     if let Some(what) = config.problem() {
         return Err(Error::config(path, what));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use kiln_family::{TextEncoder, flux2, text_encoders};
+use kiln_family::{Family, TextEncoder, flux2, published, text_encoders};
 use kiln_weights::{KnownTensors, WeightSource};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -194,7 +194,8 @@ impl Config {
     /// Describes what is wrong with the configuration, if anything.
     pub fn problem(&self) -> Option<String> {
         if let Some(kind) = self.model_type.as_deref().filter(|kind| TextEncoder::of_type(kind).is_none()) {
-            let known: Vec<_> = text_encoders().filter_map(|encoder| encoder.model_types.last()).collect();
+            let known = published().flat_map(Family::text_encoders);
+            let known: Vec<_> = known.filter_map(|encoder| encoder.model_types.last()).collect();
             let known = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
             return Some(format!("model_type is `{kind}`, expected {known}"));
         }

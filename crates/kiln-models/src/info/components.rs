@@ -15,11 +15,13 @@ use crate::error::Error;
 use crate::location::ModelLocation;
 use crate::properties::Properties;
 
-/// Names the kind of a file with these components.
-pub(super) fn kind(components: &[(Component, &str)]) -> String {
-    match components {
-        [(Component::Transformer, _)] => "FLUX.2 transformer".into(),
-        [(Component::Vae, _)] => "FLUX.2 autoencoder (VAE)".into(),
+/// Names the kind of a file with components of a model.
+pub(super) fn kind(source: &WeightSource) -> String {
+    let transformer = source.component(Component::Transformer).ok().flatten();
+    let family = transformer.as_ref().unwrap_or(source).family();
+    match &source.components()[..] {
+        [(Component::Transformer, _)] => format!("{} transformer", family.name),
+        [(Component::Vae, _)] => format!("{} autoencoder (VAE)", family.name),
         [(Component::TextEncoder, _)] => "text encoder".into(),
         several => {
             let names: Vec<String> = several.iter().map(|(component, _)| component.to_string()).collect();
@@ -154,8 +156,7 @@ pub(super) fn contents(config: &text_encoder::Config, weights: &WeightSource) ->
 
 /// Names the text encoder of a family whose states side by side are this wide.
 fn text_encoder_name(family: &Family, text_dim: usize) -> String {
-    let encoders = family.variants().map(|variant| variant.text_encoder);
-    let published = encoders.flat_map(|encoder| {
+    let published = family.text_encoders().into_iter().flat_map(|encoder| {
         let states = encoder.layers.len();
         encoder.sizes.iter().map(move |(hidden, name)| (states * hidden, *hidden, *name))
     });

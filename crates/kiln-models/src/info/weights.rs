@@ -17,7 +17,7 @@ pub(super) fn describe(path: &Path) -> Result<Description> {
         .with(
             "kind",
             match kind {
-                FileKind::Components => components::kind(&source.components()),
+                FileKind::Components => components::kind(&source),
                 kind => kind.name().to_owned(),
             },
         )

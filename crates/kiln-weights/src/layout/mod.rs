@@ -95,7 +95,9 @@ fn schemes() -> impl Iterator<Item = NamingScheme> {
         })
     };
     let [transformer, others @ ..] = NETWORKS;
-    std::iter::once(transformer).chain(FAMILIES.iter().flat_map(|family| of_family(family))).chain(others)
+    std::iter::once(transformer)
+        .chain(FAMILIES.iter().flat_map(move |family| of_family(family)))
+        .chain(others)
 }
 
 /// A component found in a file.

@@ -165,7 +165,11 @@ fn is_flat(dotted: &str, flat: &str) -> bool {
 
 /// Whether the name is one of a family's original layout rather than diffusers'.
 pub(super) fn is_original(flat: &str) -> bool {
-    families().flat_map(|names| names.original_words).any(|word| flat.starts_with(word))
+    let begins = |word: &&str| {
+        let rest = flat.strip_prefix(*word);
+        rest.is_some_and(|rest| word.ends_with('_') || rest.is_empty() || rest.starts_with('_'))
+    };
+    families().any(|names| names.original_words.iter().any(begins))
 }
 
 #[cfg(test)]

@@ -396,8 +396,10 @@ pub struct ComponentArgs {
 
 /// Parses the name of a variant.
 fn variants() -> impl TypedValueParser<Value = Variant> {
-    let values =
-        kiln_family::variants().map(|variant| PossibleValue::new(variant.name).help(variant.summary));
+    let values = kiln_family::variants().map(|variant| {
+        let is_offered = !variant.family.models.is_empty();
+        PossibleValue::new(variant.name).help(variant.summary).hide(!is_offered)
+    });
     PossibleValuesParser::new(values).try_map(|name| name.parse::<Variant>())
 }
 

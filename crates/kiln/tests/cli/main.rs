@@ -19,6 +19,7 @@ mod ember;
 #[cfg(all(target_os = "linux", feature = "ember", feature = "serve"))]
 mod error_table;
 mod errors;
+mod family;
 #[cfg(unix)]
 mod faults;
 #[cfg(feature = "fleet")]

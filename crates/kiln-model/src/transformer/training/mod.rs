@@ -19,7 +19,7 @@ mod item;
 mod linear;
 mod single;
 
-use kiln_ops::{AttentionSpec, RowGroups, Tensor as _, TrainingBackend};
+use kiln_ops::{AttentionSpec, RowGroups, TrainingBackend};
 use kiln_tensor::DType;
 
 use super::Transformer;
