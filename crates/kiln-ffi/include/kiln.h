@@ -150,13 +150,18 @@ typedef struct {
      */
     const char *path;
     /**
-     * Its weight, may be negative; 0: 1.
+     * Its weight, may be negative; 0: 1, unless has_weight is set.
      */
     float weight;
+    /**
+     * 1: `weight` is set, also if it is 0.
+     */
+    uint8_t has_weight;
 } kiln_lora;
 
 /**
- * What to generate. Only the prompt is required: zero is the default of everything else.
+ * What to generate. Only the prompt is required: zero is the default of everything else. Where zero is also a value, a flag
+ * says that it is meant.
  */
 typedef struct {
     /**
@@ -188,7 +193,7 @@ typedef struct {
      */
     uint32_t n;
     /**
-     * Seed, if has_seed is set; otherwise it is random.
+     * Seed; 0: random, unless has_seed is set.
      */
     uint64_t seed;
     /**
@@ -200,6 +205,14 @@ typedef struct {
      */
     uint8_t has_mask_padding;
     /**
+     * 1: `guidance` is set, also if it is 0.
+     */
+    uint8_t has_guidance;
+    /**
+     * 1: `strength` is set, also if it is 0.
+     */
+    uint8_t has_strength;
+    /**
      * 1: skip what a LoRA has for layers that the model lacks.
      */
     uint8_t lora_partial;
@@ -208,11 +221,12 @@ typedef struct {
      */
     uint8_t one_generator;
     /**
-     * Guidance scale, on models with guidance; 0: the model's.
+     * Guidance scale, on models with guidance; 0: the model's, unless has_guidance is set.
      */
     float guidance;
     /**
-     * How much to change the initial image, from 0 (keep) to 1 (ignore); 0: 0.6, with a mask 0.8, to upscale 0.35.
+     * How much to change the initial image, up to 1 (ignore it); 0: 0.6, with a mask 0.8, to upscale 0.35, unless has_strength
+     * is set.
      */
     float strength;
     /**
@@ -220,7 +234,7 @@ typedef struct {
      */
     float cache;
     /**
-     * Generate only the masked region with this many pixels around it, if has_mask_padding is set.
+     * Generate only the masked region with this many pixels around it; 0: the whole image, unless has_mask_padding is set.
      */
     uint32_t mask_padding;
     /**

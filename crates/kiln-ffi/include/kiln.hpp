@@ -115,6 +115,16 @@ struct Request {
         fields.has_seed = 1;
         return *this;
     }
+    Request &guidance(float guidance) {
+        fields.guidance = guidance;
+        fields.has_guidance = 1;
+        return *this;
+    }
+    Request &strength(float strength) {
+        fields.strength = strength;
+        fields.has_strength = 1;
+        return *this;
+    }
 };
 
 /// Cancels calls from any thread. Copies share one token.
@@ -261,6 +271,7 @@ private:
             auto c = detail::sized<kiln_lora>();
             c.path = lora.path.c_str();
             c.weight = lora.weight;
+            c.has_weight = 1;
             loras.push_back(c);
         }
         kiln_request c = request.fields;

@@ -39,11 +39,14 @@ pub struct KilnLora {
     pub size: usize,
     /// Its file, or the folder that PEFT saved it to.
     pub path: *const c_char,
-    /// Its weight, may be negative; 0: 1.
+    /// Its weight, may be negative; 0: 1, unless has_weight is set.
     pub weight: f32,
+    /// 1: `weight` is set, also if it is 0.
+    pub has_weight: u8,
 }
 
-/// What to generate. Only the prompt is required: zero is the default of everything else.
+/// What to generate. Only the prompt is required: zero is the default of everything else. Where zero is also a value, a flag
+/// says that it is meant.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct KilnRequest {
@@ -61,23 +64,28 @@ pub struct KilnRequest {
     pub steps: u32,
     /// Number of images; 0: 1. Image i has seed + i.
     pub n: u32,
-    /// Seed, if has_seed is set; otherwise it is random.
+    /// Seed; 0: random, unless has_seed is set.
     pub seed: u64,
     /// 1: `seed` is set, also if it is 0.
     pub has_seed: u8,
     /// 1: `mask_padding` is set, also if it is 0.
     pub has_mask_padding: u8,
+    /// 1: `guidance` is set, also if it is 0.
+    pub has_guidance: u8,
+    /// 1: `strength` is set, also if it is 0.
+    pub has_strength: u8,
     /// 1: skip what a LoRA has for layers that the model lacks.
     pub lora_partial: u8,
     /// 1: draw the noise of all images with one generator, as diffusers does.
     pub one_generator: u8,
-    /// Guidance scale, on models with guidance; 0: the model's.
+    /// Guidance scale, on models with guidance; 0: the model's, unless has_guidance is set.
     pub guidance: f32,
-    /// How much to change the initial image, from 0 (keep) to 1 (ignore); 0: 0.6, with a mask 0.8, to upscale 0.35.
+    /// How much to change the initial image, up to 1 (ignore it); 0: 0.6, with a mask 0.8, to upscale 0.35, unless has_strength
+    /// is set.
     pub strength: f32,
     /// Threshold of the step cache, up to 1; 0: off.
     pub cache: f32,
-    /// Generate only the masked region with this many pixels around it, if has_mask_padding is set.
+    /// Generate only the masked region with this many pixels around it; 0: the whole image, unless has_mask_padding is set.
     pub mask_padding: u32,
     /// Number of tokens that the prompt is padded or truncated to; 0: the model's.
     pub max_tokens: u32,
@@ -264,8 +272,7 @@ pub(crate) unsafe fn read(request: *const KilnRequest) -> Result<(Request, Input
             return Err(Failure::invalid(what));
         }
     };
-    let count = |number: u32| (number > 0).then_some(number);
-    let number = |number: f32| (number != 0.0).then_some(number);
+    let count = |number| given_or_flagged(number, 0);
     let request = Request {
         prompts: prompt.into_iter().collect(),
         negative_prompts: negative.into_iter().collect(),
@@ -276,23 +283,28 @@ pub(crate) unsafe fn read(request: *const KilnRequest) -> Result<(Request, Input
         width: count(given.width),
         height: count(given.height),
         n: count(given.n),
-        seed: if given.has_seed != 0 { vec![given.seed] } else { Vec::new() },
+        seed: given_or_flagged(given.seed, given.has_seed).into_iter().collect(),
         one_generator: given.one_generator != 0,
         max_tokens: count(given.max_tokens),
         references,
         init,
         mask,
         // 0.6 and not 0.6000000238: the nearest short number, as it would be typed.
-        strength: number(given.strength)
+        strength: given_or_flagged(given.strength, given.has_strength)
             .map(|strength| strength.to_string().parse().unwrap_or(strength.into())),
-        mask_padding: (given.has_mask_padding != 0).then_some(given.mask_padding),
+        mask_padding: given_or_flagged(given.mask_padding, given.has_mask_padding),
         upscale: count(given.upscale),
         steps: count(given.steps),
-        guidance: number(given.guidance),
-        cache: number(given.cache),
+        guidance: given_or_flagged(given.guidance, given.has_guidance),
+        cache: given_or_flagged(given.cache, 0),
         ..Request::default()
     };
     Ok((request, inputs))
+}
+
+/// A number that is not zero, or whose flag says that zero is meant.
+fn given_or_flagged<T: Default + PartialEq>(number: T, flag: u8) -> Option<T> {
+    (flag != 0 || number != T::default()).then_some(number)
 }
 
 /// # Safety
@@ -301,7 +313,7 @@ unsafe fn read_lora(lora: &KilnLora) -> Result<LoraRef, Failure> {
     // SAFETY: promised by the caller.
     let path = unsafe { abi::name(lora.path, "LoRA")? };
     let path = path.ok_or_else(|| Failure::invalid("a kiln_lora has no path"))?;
-    let weight = if lora.weight == 0.0 { 1.0 } else { lora.weight };
+    let weight = given_or_flagged(lora.weight, lora.has_weight).unwrap_or(1.0);
     if !weight.is_finite() {
         return Err(Failure::invalid(format!(
             "the weight of the LoRA `{path}` is {weight}, expected a number"

@@ -94,6 +94,24 @@ static void wrong_values(kiln_model *model) {
     CHECK(other == NULL);
 }
 
+/* Zero is the default, unless a flag says that it is meant. */
+static void zeros(kiln_model *model) {
+    static const uint8_t black[3 * 64 * 64];
+    const kiln_input init = {.size = sizeof init, .rgb = black, .width = 64, .height = 64};
+    kiln_images *images = NULL, *kept = NULL;
+    kiln_image image = {.size = sizeof image}, unchanged = {.size = sizeof unchanged};
+    kiln_request request = small();
+    request.init = &init;
+    request.has_seed = 0;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+    CHECK(kiln_images_get(images, 0, &image) == KILN_STATUS_OK && image.seed == 7);
+    request.has_strength = 1;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &kept) == KILN_STATUS_OK);
+    CHECK(kiln_images_get(kept, 0, &unchanged) == KILN_STATUS_OK);
+    CHECK(memcmp(image.rgb, unchanged.rgb, sizeof black) != 0);
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK && kiln_images_free(kept) == KILN_STATUS_OK);
+}
+
 /* A program that was compiled with an older or a newer header. */
 static void other_versions(kiln_model *model) {
     struct {
@@ -308,6 +326,7 @@ int main(int argc, char **argv) {
     CHECK(kiln_model_open(argv[1], NULL, &model) == KILN_STATUS_OK);
     null_arguments(model);
     wrong_values(model);
+    zeros(model);
     other_versions(model);
     freed_handles(argv[1]);
     callbacks_and_cancel(model);
