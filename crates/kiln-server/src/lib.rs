@@ -25,72 +25,30 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "what only fleets use"))]
 
-mod alone;
-mod api;
-mod attempt;
-mod attempts;
-mod auth;
-mod body_budget;
-mod caller;
-mod config;
-mod connections;
-mod decode_budget;
-mod decoded_cache;
-mod downloads;
-mod ends;
-mod fair_queue;
 #[cfg(feature = "fleet")]
 pub mod fleet;
-mod generator;
-mod health;
-mod input_images;
-mod intake;
-mod job;
+mod http;
 mod jobs;
-mod keys;
-mod limits;
-mod listen;
-mod live;
-mod metrics;
-mod page;
-mod priority;
-mod proxies;
-mod queue;
-mod random;
-mod resume;
-mod roles;
-mod server;
-mod sessions;
-mod store;
-mod stream;
-mod tls;
-mod traces;
-mod trainer;
-mod trainings;
-mod webhooks;
-mod work;
-mod worker;
-mod wrong_keys;
 
 #[cfg(feature = "schema")]
-pub use api::openapi;
-pub use api::router;
-pub use config::Config;
-pub use generator::{
+pub use http::api::openapi;
+pub use http::api::router;
+pub use http::config::Config;
+pub use http::listen::serve;
+pub use http::proxies::Network;
+pub use http::server::Server;
+pub use http::tls::{Tls, TlsError};
+pub use http::webhooks::WebhookConfig;
+pub use jobs::generator::{
     Catalogue, DownloadLicence, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError,
     JobInputs, JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
 };
-pub use keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
-pub use limits::Limits;
-pub use listen::serve;
-pub use priority::Priority;
-pub use proxies::Network;
-pub use server::Server;
-pub use store::{GalleryLimits, StoreError};
-pub use tls::{Tls, TlsError};
-pub use traces::TraceConfig;
-pub use trainer::{
+pub use jobs::keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
+pub use jobs::limits::Limits;
+pub use jobs::priority::Priority;
+pub use jobs::store::{GalleryLimits, StoreError};
+pub use jobs::traces::TraceConfig;
+pub use jobs::trainer::{
     LossPoint, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles, TrainingProgress,
     TrainingStep, TrainingTask,
 };
-pub use webhooks::WebhookConfig;

@@ -13,7 +13,7 @@ use super::config::FleetConfig;
 use super::error::{FleetError, Result};
 use super::link::Link;
 use super::replica::{Follower, Replica};
-use crate::job::{Job, JobState};
+use crate::jobs::job::{Job, JobState};
 
 /// A job as its operator sees it.
 #[derive(Clone, Debug)]

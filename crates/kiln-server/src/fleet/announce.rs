@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::link::Link;
-use crate::generator::{LoadedModel, LoraInfo, ModelInfo};
+use crate::jobs::generator::{LoadedModel, LoraInfo, ModelInfo};
+use crate::jobs::store::now;
 use crate::jobs::{Jobs, WeakJobs};
-use crate::store::now;
 
 /// A model of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use super::announce::NodeModel;
 use super::link::{Link, token};
 use super::lora_previews;
 use super::replica::Replica;
-use crate::generator::{Catalogue, LoraInfo, ModelInfo, name};
+use crate::jobs::generator::{Catalogue, LoraInfo, ModelInfo, name};
 
 /// What a gateway's requests can name.
 pub(super) struct FleetCatalogue {

@@ -3,8 +3,8 @@
 use super::bucket::WriteOutcome;
 use super::error::{FleetError, Result};
 use super::link::Link;
-use crate::job::{Job, JobState};
-use crate::store::now;
+use crate::jobs::job::{Job, JobState};
+use crate::jobs::store::now;
 
 /// Changes the record of a job; retries after a conflict. Returns the new revision if it was changed.
 pub(super) async fn change_job(

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use kiln_base::lock;
 
 use super::tickets::Tickets;
-use crate::attempts::{Attempts, WeakAttempts};
-use crate::job::{Job, JobEnd, JobState};
 use crate::jobs::Jobs;
-use crate::live::LiveJob;
-use crate::store::now;
+use crate::jobs::attempts::{Attempts, WeakAttempts};
+use crate::jobs::job::{Job, JobEnd, JobState};
+use crate::jobs::live::LiveJob;
+use crate::jobs::store::now;
 
 /// Assumed seconds to load a model that no worker has loaded yet.
 const LOAD_SECONDS: f64 = 8.0;

@@ -1,6 +1,6 @@
 //! Why a fleet can't be used.
 
-use crate::store::StoreError;
+use crate::jobs::store::StoreError;
 
 /// Why a fleet can't be used.
 #[derive(Debug, thiserror::Error)]

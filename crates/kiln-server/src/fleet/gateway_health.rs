@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::link::Link;
 use super::replica::Replica;
-use crate::health::Health;
-use crate::job::JobState;
-use crate::store::{Store, StoreError, now};
+use crate::jobs::health::Health;
+use crate::jobs::job::JobState;
+use crate::jobs::store::{Store, StoreError, now};
 
 /// Whether a gateway can do its work.
 pub(super) struct GatewayHealth {

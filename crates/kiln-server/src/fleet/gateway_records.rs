@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::gateway::Gateway;
 use super::records::{InputRecord, MarkRecord};
-use crate::roles::Keeping;
-use crate::sessions::Session;
-use crate::store::{Claim, FileKind, Files, InputFiles, Marks, PlotRow, StoreError, now};
+use crate::jobs::roles::Keeping;
+use crate::jobs::sessions::Session;
+use crate::jobs::store::{Claim, FileKind, Files, InputFiles, Marks, PlotRow, StoreError, now};
 
 type Result<T> = std::result::Result<T, StoreError>;
 

@@ -14,7 +14,7 @@ use super::recover::bury;
 use super::replica::KnownJob;
 use super::rules::{self, Finish};
 use super::tickets::{HeldTicket, Release, Tickets};
-use crate::job::{Job, JobEnd, JobState};
+use crate::jobs::job::{Job, JobEnd, JobState};
 
 /// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
 const ASIDE_DELAY: Duration = Duration::from_secs(1);

@@ -9,10 +9,10 @@ use super::error::{FleetError, Result};
 use super::link::Link;
 use super::objects::{StoredFiles, object_name};
 use super::replica::Replica;
-use crate::job::Job;
 use crate::jobs::Jobs;
-use crate::roles::Keeping;
-use crate::store::StoreError;
+use crate::jobs::job::Job;
+use crate::jobs::roles::Keeping;
+use crate::jobs::store::StoreError;
 
 /// How often images and jobs beyond the gallery's limits are deleted.
 const GALLERY: Duration = Duration::from_secs(60);

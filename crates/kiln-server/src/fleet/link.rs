@@ -18,8 +18,8 @@ use super::config::FleetConfig;
 use super::connect::{PATIENCE, TIMEOUT, connect, patiently, restore_stream};
 use super::error::{FleetError, Result, failed};
 use super::health::Health;
-use crate::job::Job;
-use crate::random::random_bytes;
+use crate::jobs::job::Job;
+use crate::jobs::random::random_bytes;
 
 /// How long a process tries to reach the servers.
 #[derive(Clone, Copy, Debug)]

@@ -19,11 +19,11 @@ use super::messages::ProgressMessage;
 use super::records::{ImageRecord, InputRecord, MarkRecord};
 use super::replica::{Follower, Replica};
 use crate::Server;
-use crate::generator::{ErrorKind, JobError};
-use crate::job::{Job, JobState};
-use crate::live::{LiveJob, Preview, SavedImage, WatchRequest};
-use crate::sessions::Session;
-use crate::store::{FileKind, PlotRow, StoreError};
+use crate::jobs::generator::{ErrorKind, JobError};
+use crate::jobs::job::{Job, JobState};
+use crate::jobs::live::{LiveJob, Preview, SavedImage, WatchRequest};
+use crate::jobs::sessions::Session;
+use crate::jobs::store::{FileKind, PlotRow, StoreError};
 
 /// Most unknown jobs whose images are kept.
 const MAX_EARLY: usize = 100_000;
@@ -106,7 +106,7 @@ fn show_preview(server: &Server, live: &LiveJob, message: &async_nats::Message) 
 }
 
 struct Mirror {
-    server: crate::server::WeakServer,
+    server: crate::http::server::WeakServer,
     link: std::sync::Weak<Link>,
     catalogue: Arc<FleetCatalogue>,
     /// Images whose job is not known yet: in a replay of the bucket, a job's last revision comes after its images.

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::records::TicketId;
 use super::rules::{self, GiveUp, Mend, ModelView, Named, TicketAction, TicketView};
-use crate::job::{Job, JobState};
+use crate::jobs::job::{Job, JobState};
 
 const JOBS: usize = 2;
 const WORKERS: usize = 2;

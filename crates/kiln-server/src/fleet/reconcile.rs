@@ -14,8 +14,8 @@ use super::link::{Link, token};
 use super::recover::recover;
 use super::replica::{KnownJob, Replica};
 use super::rules::{self, Mend, ModelView};
-use crate::job::{Job, JobState};
-use crate::random::random_bytes;
+use crate::jobs::job::{Job, JobState};
+use crate::jobs::random::random_bytes;
 
 /// The key of the lease.
 const LEASE: &str = "fleet.reconciler";

@@ -5,8 +5,8 @@ use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::job::{Job, JobState};
-use crate::store::ImageRow;
+use crate::jobs::job::{Job, JobState};
+use crate::jobs::store::ImageRow;
 
 /// A ticket: its sequence on the stream, and when it was stored. A stream that was deleted and created again numbers its
 /// messages anew, but at other times.

@@ -6,8 +6,8 @@ use super::error::Result;
 use super::link::Link;
 use super::replica::{KnownJob, Replica};
 use super::rules;
-use crate::job::Job;
-use crate::store::now;
+use crate::jobs::job::Job;
+use crate::jobs::store::now;
 
 /// Takes a job from a worker that is gone, unless its record has changed; blocks.
 pub(super) fn recover(link: &Arc<Link>, replica: &Replica, job: KnownJob) -> Result<()> {

@@ -14,9 +14,9 @@ use super::bucket::is_present;
 use super::error::{FleetError, Result};
 use super::link::Link;
 use super::records::TicketId;
-use crate::fair_queue::FairQueue;
-use crate::job::{Job, JobState};
-use crate::priority::Priority;
+use crate::jobs::fair_queue::FairQueue;
+use crate::jobs::job::{Job, JobState};
+use crate::jobs::priority::Priority;
 
 /// Pause before a watch that ended is started again.
 const RESTART: Duration = Duration::from_millis(100);

@@ -2,7 +2,7 @@
 //! The parent module says why they suffice.
 
 use super::records::TicketId;
-use crate::job::{Job, JobEnd, JobState};
+use crate::jobs::job::{Job, JobEnd, JobState};
 
 /// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
 const OF_WORKER: [&str; 2] = ["model_failed", "storage"];

@@ -18,10 +18,10 @@ use super::recover::recover;
 use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
 use super::withdrawn::Withdrawn;
-use crate::generator::name;
-use crate::job::Job;
 use crate::jobs::Jobs;
-use crate::store::now;
+use crate::jobs::generator::name;
+use crate::jobs::job::Job;
+use crate::jobs::store::now;
 
 /// How long a ticket is left to other workers if this one can't run what is queued.
 const NAK_DELAY: Duration = Duration::from_millis(300);

@@ -21,15 +21,15 @@ use super::replica::{Follower, Replica};
 use super::tickets::Tickets;
 use super::worker_ledger::{WorkerHealth, WorkerLedger};
 use crate::Config;
-use crate::api::{Gate, probes};
-use crate::attempts::Attempts;
-use crate::auth::Auth;
-use crate::generator::{Catalogue, Generator};
-use crate::job::Job;
+use crate::http::api::{Gate, probes};
+use crate::http::auth::Auth;
+use crate::http::listen::{finish_jobs, serve_app};
+use crate::jobs::attempts::Attempts;
+use crate::jobs::generator::{Catalogue, Generator};
+use crate::jobs::job::Job;
+use crate::jobs::roles::Shutdown;
+use crate::jobs::store::Store;
 use crate::jobs::{Jobs, WeakJobs};
-use crate::listen::{finish_jobs, serve_app};
-use crate::roles::Shutdown;
-use crate::store::Store;
 
 /// A worker of a fleet.
 pub struct FleetWorker {

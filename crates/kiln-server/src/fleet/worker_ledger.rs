@@ -11,12 +11,12 @@ use super::claimer::enqueue_claimed;
 use super::messages::{Outbox, Outgoing, ProgressMessage};
 use super::records::ImageRecord;
 use super::tickets::Tickets;
-use crate::attempts::WeakAttempts;
-use crate::health::Health;
-use crate::job::JobEnd;
-use crate::live::LiveJob;
-use crate::roles::Attempting;
-use crate::store::{ImageRow, Store, StoreError};
+use crate::jobs::attempts::WeakAttempts;
+use crate::jobs::health::Health;
+use crate::jobs::job::JobEnd;
+use crate::jobs::live::LiveJob;
+use crate::jobs::roles::Attempting;
+use crate::jobs::store::{ImageRow, Store, StoreError};
 
 type Result<T> = std::result::Result<T, StoreError>;
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use kiln_base::{lock, wait};
 
 use super::{Jobs, stopping_error};
-use crate::live::LiveJob;
-use crate::queue::{GroupEvent, Queue};
+use crate::jobs::live::LiveJob;
+use crate::jobs::queue::{GroupEvent, Queue};
 
 impl Jobs {
     /// Puts a stored job into the queue.

@@ -20,6 +20,7 @@ mod inputs;
 mod jobs;
 mod keys;
 mod kills;
+mod layers;
 mod marks;
 #[cfg(feature = "fleet")]
 mod nats;

@@ -23,7 +23,7 @@ use self::storage::Storage;
 use super::connect::patiently;
 use super::error::{FleetError, Result};
 use super::link::Link;
-use crate::store::{FileKind, Files, Store, StoreError};
+use crate::jobs::store::{FileKind, Files, Store, StoreError};
 
 /// Most bytes of local copies; the oldest are deleted first.
 const CACHE: u64 = 2 << 30;

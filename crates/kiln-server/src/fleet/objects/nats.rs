@@ -22,7 +22,7 @@ use super::content::{Content, StoredObject, age};
 use crate::fleet::connect::restore_stream;
 use crate::fleet::error::{Result, failed};
 use crate::fleet::link::Link;
-use crate::random::random_bytes;
+use crate::jobs::random::random_bytes;
 
 /// Bytes of a message. Few large ones are faster; by default servers refuse more than 1 MiB.
 const CHUNK: usize = 512 << 10;

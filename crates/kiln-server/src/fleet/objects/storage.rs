@@ -13,7 +13,7 @@ use super::s3::Bucket;
 use crate::fleet::bucket::WriteOutcome;
 use crate::fleet::error::{FleetError, Result};
 use crate::fleet::link::Link;
-use crate::random::random_bytes;
+use crate::jobs::random::random_bytes;
 
 /// The key of [`FilesRecord`].
 const RECORD: &str = "fleet.files";

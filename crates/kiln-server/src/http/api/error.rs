@@ -1,0 +1,169 @@
+//! Errors as clients see them: a status, a stable code and a message, in OpenAI's format.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::jobs::generator::{ErrorKind, JobError};
+use crate::jobs::roles::SubmitError;
+use crate::jobs::store::StoreError;
+
+/// When to try again after `busy`, in seconds.
+pub(crate) const BUSY_RETRY_SECONDS: u64 = 5;
+
+/// The body of an error response. `detail` repeats the message for clients of A1111's API.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ErrorBody {
+    /// The error.
+    pub error: ErrorDetail,
+    /// The message again.
+    pub detail: String,
+}
+
+/// An error.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ErrorDetail {
+    /// A message for people.
+    pub message: String,
+    /// `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The field of the request that is wrong, where one is.
+    pub param: Option<String>,
+    /// A stable code for programs.
+    pub code: String,
+}
+
+/// An error response.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    code: String,
+    message: String,
+    param: Option<String>,
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> ApiError {
+        ApiError { status, code: code.into(), message: message.into(), param: None, retry_after: None }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    pub(crate) fn not_found(what: &str, id: &str) -> ApiError {
+        let id: String = id.chars().take(80).collect();
+        ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("{what} `{id}` not found"))
+    }
+
+    /// An error of a job under the code that OpenAI's clients know, where it has one.
+    pub(crate) fn for_openai(error: JobError) -> ApiError {
+        match error.code {
+            "image_refused" => {
+                ApiError::new(StatusCode::BAD_REQUEST, "content_policy_violation", error.message)
+            }
+            _ => error.into(),
+        }
+    }
+
+    /// Names the field of the request that is wrong.
+    pub(crate) fn param(mut self, name: &str) -> ApiError {
+        self.param = Some(name.into());
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, seconds: u64) -> ApiError {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    pub(crate) fn body(&self) -> ErrorBody {
+        let kind = match self.status.as_u16() {
+            401 | 403 => "authentication_error",
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        };
+        let error = ErrorDetail {
+            message: self.message.clone(),
+            kind: kind.into(),
+            param: self.param.clone(),
+            code: self.code.clone(),
+        };
+        ErrorBody { error, detail: self.message.clone() }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = super::json(self.status, &self.body());
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<JobError> for ApiError {
+    fn from(error: JobError) -> ApiError {
+        let status = match (error.kind, error.code) {
+            (_, "model_not_found" | "lora_not_found" | "vae_not_found" | "input_not_found") => {
+                StatusCode::NOT_FOUND
+            }
+            (ErrorKind::Request, "inputs_full") => StatusCode::PAYLOAD_TOO_LARGE,
+            (ErrorKind::Request, "trainings_full") => StatusCode::TOO_MANY_REQUESTS,
+            (ErrorKind::Request, _) => StatusCode::BAD_REQUEST,
+            (ErrorKind::Cancelled, _) => StatusCode::CONFLICT,
+            (ErrorKind::Server, "busy" | "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
+            (ErrorKind::Server, "timeout") => StatusCode::GATEWAY_TIMEOUT,
+            (ErrorKind::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let retry_after = (error.code == "busy").then_some(BUSY_RETRY_SECONDS);
+        let param = error.param.map(Into::into);
+        ApiError { retry_after, param, ..ApiError::new(status, error.code, error.message) }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> ApiError {
+        tracing::error!(%error, "storage failed");
+        let message = kiln_base::without_folders(&error.to_string()).into_owned();
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", message)
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        match error {
+            SubmitError::QueueFull { retry_after_seconds, client_limit } => {
+                let reason =
+                    if client_limit { "this client has too many queued jobs" } else { "the queue is full" };
+                let message = format!("{reason}; try again in {retry_after_seconds} s");
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+                    .retry_after(retry_after_seconds)
+            }
+            SubmitError::RateLimited { retry_after_seconds } => {
+                let message =
+                    format!("this key submits too many jobs a minute; try again in {retry_after_seconds} s");
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message)
+                    .retry_after(retry_after_seconds)
+            }
+            SubmitError::Stopping => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is stopping")
+                    .retry_after(10)
+            }
+            SubmitError::Repeated(_) => {
+                let message = "the idempotency key was used before";
+                ApiError::new(StatusCode::CONFLICT, "idempotency_key", message)
+            }
+            SubmitError::Store(error) => error.into(),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! A generated image as clients see it, and its thumbnail.
+
+use kiln_image::{Encoding, Filter};
+use serde::Serialize;
+
+use super::error::ApiError;
+use crate::jobs::Jobs;
+use crate::jobs::generator::JobError;
+use crate::jobs::store::ImageRow;
+
+/// The longest side of a thumbnail, in pixels.
+const THUMBNAIL_SIDE: u32 = 320;
+
+/// A generated image and its URLs.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub(crate) struct ImageView {
+    /// The image.
+    #[serde(flatten)]
+    row: ImageRow,
+    /// The URL of its file.
+    url: String,
+    /// The URL of its thumbnail, a JPEG.
+    thumbnail: String,
+}
+
+impl From<ImageRow> for ImageView {
+    fn from(row: ImageRow) -> ImageView {
+        let url = format!("/v1/pictures/{}/file", row.id);
+        ImageView { thumbnail: format!("/v1/pictures/{}/thumbnail", row.id), url, row }
+    }
+}
+
+/// A thumbnail of an image file, as JPEG.
+pub(crate) fn shrink(jobs: &Jobs, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
+    let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
+    let memory = kiln_image::decoding_bytes(name, bytes).map_err(failed)?;
+    let busy = |_| ApiError::from(JobError::server("busy", "too many images are being decoded"));
+    let _memory = jobs.decode_budget.reserve(memory).map_err(busy)?;
+    let image = kiln_image::from_bytes(name, bytes).map_err(failed)?;
+    let longest = image.width().max(image.height()).max(THUMBNAIL_SIDE);
+    let side = |side: u32| (side * THUMBNAIL_SIDE / longest).max(1);
+    let small = kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic);
+    let encoding = Encoding { quality: Some(85), ..kiln_image::Format::Jpeg.into() };
+    kiln_image::encode_with(&small, encoding, None).map_err(failed)
+}

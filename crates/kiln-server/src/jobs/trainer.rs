@@ -1,0 +1,124 @@
+//! What the program around the server implements to train LoRAs.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kiln_train::TrainRequest;
+use serde::{Deserialize, Serialize};
+
+use crate::jobs::generator::JobError;
+pub use crate::jobs::trainings::TrainingProgress;
+
+/// A model that LoRAs can be trained on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct TrainableModel {
+    /// Its name.
+    pub name: String,
+    /// The distilled model to use the LoRA with, if the server has it.
+    pub use_with: Option<String>,
+    /// The settings of the presets: fields of a training's `order`.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
+    pub presets: Vec<TrainRequest>,
+}
+
+/// What is known before a training starts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct TrainingCheck {
+    /// Pictures in one pass over the data.
+    pub examples: usize,
+    /// Their sizes: `768x768 (12)`.
+    pub sizes: Vec<String>,
+    /// What the user should know: duplicates, pictures that are left out.
+    pub warnings: Vec<String>,
+    /// Parameters and memory, in words.
+    pub cost: String,
+}
+
+/// A step of a training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainingStep {
+    /// Its number, from 1.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f32,
+    /// The smoothed loss.
+    pub smoothed: f32,
+    /// Seconds of a step: the mean of the last ones.
+    pub seconds: f32,
+}
+
+/// A point of the loss curve: the step, its loss and the smoothed loss.
+pub type LossPoint = (u64, f32, f32);
+
+/// What a training has written so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainingFiles {
+    /// The losses of all steps.
+    pub losses: Vec<LossPoint>,
+    /// The sample images, by step.
+    pub samples: Vec<(u64, PathBuf)>,
+    /// Whether there is a checkpoint to continue from.
+    pub resumable: bool,
+}
+
+/// A training to run.
+#[derive(Clone, Copy, Debug)]
+pub struct TrainingTask<'a> {
+    /// Its settings, complete. Its model and its LoRA are named, as clients name them.
+    pub request: &'a TrainRequest,
+    /// The folder of its pictures, each with its caption in a .txt file beside it.
+    pub pictures: &'a Path,
+    /// The folder for everything that it writes.
+    pub folder: &'a Path,
+}
+
+/// How a training ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrainingEnd {
+    /// The LoRA is there, under this name.
+    Done(String),
+    /// It was told to stop, or image jobs want the device; a checkpoint is saved.
+    Stopped,
+}
+
+/// Trains LoRAs, one at a time. Called from any thread.
+pub trait Trainer: Send + Sync + 'static {
+    /// The models that LoRAs can be trained on.
+    fn models(&self) -> Vec<TrainableModel>;
+
+    /// A distilled model that a client wants to train anyway, although that usually spoils it.
+    fn distilled_model(&self, name: &str) -> Option<TrainableModel> {
+        let _ = name;
+        None
+    }
+
+    /// Checks the pictures and settings of a training, and estimates what it costs. Loads nothing.
+    fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError>;
+
+    /// Runs a training to its end, or until [`TrainingProgress::is_stopped`]; continues from the checkpoint if there is one.
+    ///
+    /// Between steps it makes way for image jobs: it waits in [`TrainingProgress::wait_for_device`], or if both don't fit
+    /// into memory it saves and returns [`TrainingEnd::Stopped`], and is called again when the device is free.
+    fn train(&self, task: TrainingTask<'_>, progress: &TrainingProgress) -> Result<TrainingEnd, JobError>;
+
+    /// How long the device must be free before a training that released it is run again.
+    fn idle_time(&self) -> Duration {
+        Duration::from_secs(3)
+    }
+
+    /// Reads what a training has written to its folder.
+    fn files(&self, folder: &Path) -> TrainingFiles;
+
+    /// Deletes what a finished training no longer needs: checkpoints and encoded pictures.
+    fn clean_up(&self, folder: &Path) {
+        let _ = folder;
+    }
+
+    /// Deletes the file of a LoRA that [`train`](Trainer::train) has written. Returns false if it is gone.
+    fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
+        let _ = name;
+        Ok(false)
+    }
+}

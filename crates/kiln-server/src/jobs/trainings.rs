@@ -1,0 +1,140 @@
+//! Trainings of LoRAs: a folder each, one at a time, behind image jobs.
+//!
+//! ```text
+//! POST ──pictures, checks──▶ <data>/trainings/ID ──queue──▶ training thread ──Trainer──▶ LoRA
+//!                                training.json, pictures/, run/
+//! ```
+//! Image jobs go first: a training starts when no job is queued or running, and makes way between two steps when one
+//! arrives. A training that the server stops in continues at the next start; one whose process was killed is
+//! `interrupted` and waits for a client to resume it, because it may be what killed the process.
+
+mod accept;
+mod check_queue;
+mod loras;
+mod record;
+mod runner;
+mod training;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+
+use kiln_base::{lock, wait};
+
+pub(crate) use accept::NewPicture;
+use accept::check_unfinished;
+use check_queue::CheckQueue;
+pub(crate) use loras::TrainedLoras;
+pub use runner::TrainingProgress;
+pub(crate) use training::{Training, TrainingSnapshot, TrainingState, thin};
+
+use crate::jobs::Jobs;
+use crate::jobs::caller::Caller;
+use crate::jobs::generator::JobError;
+use crate::jobs::trainer::Trainer;
+
+/// The trainings of a server, and what runs them.
+pub(crate) struct Trainings {
+    jobs: Jobs,
+    pub(crate) trainer: Arc<dyn Trainer>,
+    pub(crate) loras: TrainedLoras,
+    folder: PathBuf,
+    /// Oldest first.
+    all: Mutex<Vec<Arc<Training>>>,
+    wake: Condvar,
+    checks: CheckQueue,
+}
+
+impl Trainings {
+    /// All trainings, newest first.
+    pub(crate) fn all(&self) -> Vec<Arc<Training>> {
+        lock(&self.all).iter().rev().cloned().collect()
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<Arc<Training>> {
+        lock(&self.all).iter().find(|training| training.id == id).cloned()
+    }
+
+    /// Makes the training thread look for work, or notice that the server stops.
+    pub(crate) fn wake(&self) {
+        drop(lock(&self.all));
+        self.wake.notify_all();
+    }
+
+    /// The number of queued trainings before this one.
+    pub(crate) fn position(&self, id: &str) -> usize {
+        let all = lock(&self.all);
+        all.iter().take_while(|training| training.id != id).filter(|training| training.is_active()).count()
+    }
+
+    /// Waits for a queued training; `None` when the server stops.
+    fn next(&self) -> Option<Arc<Training>> {
+        let mut all = lock(&self.all);
+        loop {
+            if *self.jobs.closing.borrow() {
+                return None;
+            }
+            let queued = all.iter().find(|training| training.state() == TrainingState::Queued);
+            if let Some(training) = queued {
+                return Some(Arc::clone(training));
+            }
+            all = wait(&self.wake, all);
+        }
+    }
+
+    /// Cancels a training: at once if it is queued, else after its step. Returns false if it has ended.
+    pub(crate) fn cancel(&self, training: &Training) -> bool {
+        let all = lock(&self.all);
+        if !training.is_active() {
+            return false;
+        }
+        training.cancel();
+        if training.state() == TrainingState::Queued {
+            training.change(|s| s.state = TrainingState::Cancelled);
+            drop(all);
+            training.save();
+        }
+        true
+    }
+
+    /// Puts a training that was cancelled, interrupted or failed back into the queue. Returns false if it was not; fails if
+    /// its client has too many.
+    pub(crate) fn resume(&self, training: &Training, caller: &Caller) -> Result<bool, JobError> {
+        {
+            let all = lock(&self.all);
+            if !training.state().can_resume() {
+                return Ok(false);
+            }
+            check_unfinished(&all, &training.client, caller)?;
+            training.queue_again();
+        }
+        training.save();
+        self.wake();
+        Ok(true)
+    }
+
+    /// Deletes a training that has ended. Returns false if it has not.
+    pub(crate) fn delete(&self, training: &Training) -> std::io::Result<bool> {
+        {
+            let mut all = lock(&self.all);
+            if training.is_active() {
+                return Ok(false);
+            }
+            all.retain(|other| other.id != training.id);
+        }
+        training.remove()?;
+        Ok(true)
+    }
+
+    /// Deletes a LoRA that a training has written. Returns false if its file is gone already.
+    pub(crate) fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
+        let found = self.trainer.delete_lora(name)?;
+        self.loras.remove(name);
+        // The next LoRA of this name is another's.
+        for training in self.all().iter().filter(|training| training.snapshot().lora.as_deref() == Some(name))
+        {
+            training.change(|s| s.lora = None);
+            training.save();
+        }
+        Ok(found)
+    }
+}

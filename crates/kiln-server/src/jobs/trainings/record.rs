@@ -1,0 +1,109 @@
+//! The record of a training in its folder, and how trainings are found again at startup.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use kiln_base::AtomicFile;
+use kiln_train::TrainRequest;
+use serde::{Deserialize, Serialize};
+
+use super::training::{Training, TrainingSnapshot, TrainingState};
+use crate::jobs::trainer::{Trainer, TrainingCheck};
+
+const FILE: &str = "training.json";
+
+/// What is stored about a training.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) id: String,
+    pub(super) client: String,
+    pub(super) created: i64,
+    #[serde(rename = "order")]
+    pub(super) request: TrainRequest,
+    pub(super) pictures: usize,
+    pub(super) picture_bytes: u64,
+    pub(super) check: TrainingCheck,
+    pub(super) state: TrainingState,
+    pub(super) step: u64,
+    pub(super) notes: Vec<String>,
+    pub(super) error: Option<(String, String)>,
+    pub(super) lora: Option<String>,
+    pub(super) finished: Option<i64>,
+}
+
+impl Record {
+    pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
+        let mut file = AtomicFile::create_private(&folder.join(FILE))?;
+        file.file().write_all(&serde_json::to_vec_pretty(self).unwrap_or_default())?;
+        file.commit()
+    }
+}
+
+/// Removes a training's folder. The record goes first: a folder without one is removed at the next start.
+pub(super) fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_file(folder.join(FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::remove_dir_all(folder)
+}
+
+/// Creates the folder of trainings, private like the rest of the data.
+pub(super) fn create_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)?;
+    kiln_base::remove_stale(folder);
+    Ok(())
+}
+
+/// Reads all trainings, oldest first. One that was running when the process ended is interrupted.
+pub(super) fn load(folder: &Path, trainer: &dyn Trainer) -> io::Result<Vec<Arc<Training>>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)?.flatten() {
+        let path = entry.path();
+        let is_id = |name: &str| name.len() == 24 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !entry.file_name().to_str().is_some_and(is_id) {
+            continue;
+        }
+        let read = match fs::read(path.join(FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Its deletion was interrupted.
+                let _ = fs::remove_dir_all(&path);
+                continue;
+            }
+            read => read,
+        };
+        match read.and_then(|bytes| Ok(serde_json::from_slice::<Record>(&bytes)?)) {
+            Ok(record) => found.push(Arc::new(restore(record, &path, trainer))),
+            Err(error) => tracing::error!(%error, "the training in `{}` can't be read", path.display()),
+        }
+    }
+    found.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+    Ok(found)
+}
+
+fn restore(record: Record, folder: &Path, trainer: &dyn Trainer) -> Training {
+    let was_running = matches!(record.state, TrainingState::Preparing | TrainingState::Running);
+    let (mut state, mut step) = (record.state, record.step);
+    if was_running {
+        state = TrainingState::Interrupted;
+        // The record is written when a training starts and ends; its losses after every step.
+        let losses = trainer.files(&Training::run_folder(folder)).losses;
+        step = losses.last().map_or(step, |point| point.0);
+    }
+    let snapshot = TrainingSnapshot {
+        state,
+        step,
+        notes: record.notes.clone(),
+        error: record.error.clone(),
+        lora: record.lora.clone(),
+        finished: record.finished,
+        ..TrainingSnapshot::default()
+    };
+    Training::new(record, folder, snapshot)
+}
