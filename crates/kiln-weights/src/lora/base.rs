@@ -84,21 +84,25 @@ fn is_flux1(name: &str, [rows, cols]: [usize; 2]) -> bool {
     named || shaped
 }
 
-/// The width of the model, from a module that has it as a side.
+/// The width of the model, from a module that has it as a side: as its rows, if it is one of [`TO_THE_WIDTH`].
 fn dim(name: &str, [rows, cols]: [usize; 2]) -> Option<usize> {
-    match block(name).map(|block| (block.is_double(), block.name)) {
-        Some((true, "img_mlp_2" | "txt_mlp_2" | "ff_linear_out" | "ff_context_linear_out"))
-        | Some((false, "linear2" | "attn_to_out" | "attn_to_out_0" | "proj_out")) => Some(rows),
+    match layer_targets(name).as_deref() {
+        Some([target, ..]) if TO_THE_WIDTH.iter().any(|end| target.layer.ends_with(end)) => Some(rows),
         Some(_) => Some(cols),
-        None => match name {
-            "img_in" | "x_embedder" | "txt_in" | "context_embedder" => Some(rows),
-            "time_in_in_layer" | "time_guidance_embed_timestep_embedder_linear_1" => Some(rows),
-            "guidance_in_in_layer" | "time_guidance_embed_guidance_embedder_linear_1" => Some(rows),
-            _ if layer_targets(name).is_some() => Some(cols),
-            _ => None,
-        },
+        None => block(name).map(|_| cols),
     }
 }
+
+/// The ends of the names of layers whose output is as wide as the model, and whose input may not be.
+const TO_THE_WIDTH: [&str; 7] = [
+    "x_embedder",
+    "context_embedder",
+    "timestep_embedder.linear_1",
+    "guidance_embedder.linear_1",
+    "ff.linear_out",
+    "ff_context.linear_out",
+    ".attn.to_out",
+];
 
 #[cfg(test)]
 mod tests {
