@@ -25,10 +25,10 @@ for (const [name, width, height] of [["desktop", 1200, 900], ["phone", 390, 844]
       await visible(page, "#train-uncaptioned-field");
       await page.fill("#train-trigger", "");
       for (const open of [false, true]) {
-        await page.locator("#train-form summary").scrollIntoViewIfNeeded();
+        await page.locator("#train-settings").scrollIntoViewIfNeeded();
         await page.focus("#train-trigger");
         await page.keyboard.type("z");
-        await press(page, "#train-form summary");
+        await press(page, "#train-settings");
         assert.equal(await page.evaluate(() => document.querySelector("#train-form details").open), open, "Settings");
         await page.fill("#train-trigger", "");
         await page.press("#train-trigger", "Tab");
@@ -57,7 +57,7 @@ test("a picture that arrives does not take the click from a button", async (_, {
     await page.setViewportSize({ width: 390, height: 844 });
     await page.setInputFiles("#train-files", [file("one.png", [1, 2, 3])]);
     await count(page, "#train-pictures li", 1);
-    await page.locator("#train-form summary").scrollIntoViewIfNeeded();
+    await page.locator("#train-settings").scrollIntoViewIfNeeded();
     let release;
     const held = new Promise((resolve) => (release = resolve));
     await page.route("**/v1/inputs", async (route) => {
@@ -68,7 +68,7 @@ test("a picture that arrives does not take the click from a button", async (_, {
     await matches(page, "#train-count", /Uploading/);
     const settings = () => page.evaluate(() => document.querySelector("#train-form details").open);
     const before = await settings();
-    await press(page, "#train-form summary", async () => {
+    await press(page, "#train-settings", async () => {
       release();
       await page.waitForTimeout(800);
     });
