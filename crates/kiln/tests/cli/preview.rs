@@ -62,9 +62,10 @@ fn a_step_replaces_the_one_before_it() {
     assert!(text.starts_with("\x1b[38;2;"), "{text:?}");
     assert_eq!(text.matches("\r\x1b[19A\x1b[38;2;").count(), 2);
     assert_eq!(text.matches('▀').count(), 3 * 19 * 38);
-    // Between the bars, too: the image is redrawn above the lines that came after it.
+    // Between the bars, too: the image is redrawn above the lines that came after it, as many as there were by then.
     let text = generate(&sandbox, "--preview=blocks", false);
-    assert!(text.contains("\x1b[19A") && text.contains("saved `a.png`"), "{text:?}");
+    let redrawn = (19..=22).any(|lines| text.contains(&format!("\x1b[{lines}A")));
+    assert!(redrawn && text.contains("saved `a.png`"), "{text:?}");
 }
 
 #[test]
