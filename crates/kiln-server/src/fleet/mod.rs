@@ -1,4 +1,5 @@
-//! Several machines on one queue: NATS JetStream behind the traits `Ledger` and `Files` of a server.
+//! Several machines on one queue: NATS JetStream behind the roles of a server (`jobs/roles.rs`) and
+//! its `Files`.
 //!
 //! A *gateway* serves the APIs and generates nothing; a *worker* generates and serves no API. Neither keeps state: the
 //! queue is a stream of tickets, a bucket of records and a store of files on NATS.

@@ -90,7 +90,6 @@ impl Sessions {
     }
 
     /// Adds a session that another gateway opened.
-    #[cfg(feature = "fleet")]
     pub(crate) fn add(&self, session: Session) {
         let mut sessions = lock(&self.0);
         sessions.retain(|other| other.hash != session.hash);
@@ -98,7 +97,6 @@ impl Sessions {
     }
 
     /// Ends the session with this hash, in hex.
-    #[cfg(feature = "fleet")]
     pub(crate) fn remove(&self, hash: &str) {
         lock(&self.0).retain(|session| hex(session.hash) != hash);
     }
