@@ -6,13 +6,16 @@ use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
 use crate::engine::Counters;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Field, Hint, Result};
+use crate::hint;
 use crate::local_engine::DeviceHooks;
 use crate::machine;
 use crate::model::Model;
 use crate::settings::{Device, Precision, Settings};
 
-const USE_THE_CPU: &str = "to compute on the CPU, use --device cpu or leave --device out";
+fn use_the_cpu() -> Hint {
+    hint!["to compute on the CPU, use ", Field::Device.to("cpu"), " or leave out ", Field::Device]
+}
 
 // Operations can always be timed: models and training are then compiled once for each backend, and not again with timing.
 type Cpu = TimedBackend<CpuBackend>;
@@ -290,16 +293,16 @@ fn cuda_options(device: usize, settings: &Settings) -> kiln_cuda::Options {
 fn cuda(number: usize, settings: &Settings) -> Result<AnyBackend> {
     kiln_cuda::CudaBackend::new(&cuda_options(number, settings))
         .map(|backend| AnyBackend::Cuda(Box::new(TimedBackend::paused(backend))))
-        .map_err(|e| Error::Device {
-            what: format!("can't use cuda:{number}: {e}"),
-            hint: Some(USE_THE_CPU.into()),
+        .map_err(|e| {
+            let what = format!("can't use cuda:{number}: {e}");
+            Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu())
         })
 }
 
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize, _: &Settings) -> Result<AnyBackend> {
-    let what = "this build of Kiln has no CUDA backend".into();
-    Err(Error::Device { what, hint: Some(USE_THE_CPU.into()) })
+    let what = "this build of Kiln has no CUDA backend";
+    Err(Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu()))
 }
 
 /// Returns the first GPU if the model runs with its free memory; else a note that says why not, if there is a GPU.

@@ -85,7 +85,7 @@ impl InputTensors {
             let (path, expected) = (self.name.display(), names.join("` or `"));
             let found = self.tensors.keys().take(8).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
             Error::request(format!("`{path}` has no tensor `{expected}`; it has {found}"))
-                .hint("save the tensor under that name, or alone in a file")
+                .with_hint("save the tensor under that name, or alone in a file")
         })
     }
 }
@@ -107,7 +107,7 @@ impl InputResolver for LocalFiles {
             && let Err(error @ (NoWeights { .. } | AmbiguousWeights { .. })) = WeightSource::open(path)
         {
             let what = format!("LoRA `{}` is a folder, expected one with one LoRA: {error}", path.display());
-            return Err(Error::request(what).hint("name the LoRA's file"));
+            return Err(Error::request(what).with_hint("name the LoRA's file"));
         }
         Ok(path.to_path_buf())
     }
@@ -139,11 +139,12 @@ pub fn read_image_bytes(path: &Path) -> Result<Vec<u8>, kiln_image::Error> {
 /// Refuses tensors that contain NaN or infinity, or whose dtype can't be converted to f32.
 pub(crate) fn check_finite(path: &Path, role: &str, x: &HostTensor) -> Result<()> {
     let (path, hint) = (path.display(), "save the file again, as f32 or bf16");
-    let values = x.to_f32().map_err(|e| Error::request(format!("`{path}`: its {role}: {e}")).hint(hint))?;
+    let values =
+        x.to_f32().map_err(|e| Error::request(format!("`{path}`: its {role}: {e}")).with_hint(hint))?;
     match values.iter().position(|v| !v.is_finite()) {
         Some(index) => {
             let what = format!("`{path}` has {} among its {role}, at index {index}", values[index]);
-            Err(Error::request(what).hint(hint))
+            Err(Error::request(what).with_hint(hint))
         }
         None => Ok(()),
     }

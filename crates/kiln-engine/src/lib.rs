@@ -75,7 +75,7 @@ pub mod wildcards;
 pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
 pub use content_hashes::ContentHashes;
 pub use engine::{Counters, Engine, EngineInfo, Task};
-pub use error::{Error, MissingComponent, Result};
+pub use error::{Error, ErrorKind, Explain, Field, FieldNames, Hint, MissingComponent, Piece, Result, Text};
 pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
 pub use image_collector::ImageCollector;
 pub use inputs::{InputImage, InputResolver, InputTensors, LocalFiles, read_image_bytes};

@@ -162,7 +162,7 @@ impl Recipe {
         let name = path.display().to_string();
         let text = kiln_image::read_recipe(&bytes).map_err(|e| e.named(&name)).with_context(reading)?;
         let text = text.ok_or_else(|| {
-            Error::request(format!("there is no recipe in `{}`", path.display())).hint(
+            Error::request(format!("there is no recipe in `{}`", path.display())).with_hint(
                 "only images that Kiln generated have one, and other programs drop it when they save an image",
             )
         })?;
@@ -176,7 +176,7 @@ impl Recipe {
             // It may repeat a value of any length.
             let problem: String = e.to_string().chars().take(200).collect();
             Error::request(format!("invalid recipe: {problem}"))
-                .hint("it may come from another version of Kiln; `kiln info` shows it as it is")
+                .with_hint("it may come from another version of Kiln; `kiln info` shows it as it is")
         };
         let mut value: Value = serde_json::from_str(text).map_err(invalid)?;
         // Older recipes store the row next to the file's hash.

@@ -9,7 +9,8 @@ use std::fmt;
 use kiln_model::{ResidencyPlan, text_encoder, transformer};
 use kiln_weights::LinearPrecision;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Field, Result};
+use crate::hint;
 use crate::memory::{HumanBytes, MemoryEstimate};
 
 /// Bytes of a weight after dequantization to bf16.
@@ -143,14 +144,18 @@ pub fn plan_residency(
         // Rounded up: the number in the hint must be accepted.
         let megabytes = smallest_limit.div_ceil(100 << 20) * 100;
         let what = format!("{} of GPU memory are too little for this image", HumanBytes(limit));
-        let hint = format!("use --vram-limit {megabytes}M or more, a smaller size (-W, -H), or --device cpu");
-        Error::Device { what, hint: Some(hint) }
+        Error::refused(ErrorKind::TooLarge, what).with_hint(hint![
+            "use ", Field::VramLimit.to(format!("{megabytes}M")), " or more";
+            "use a smaller size (", Field::Width, ", ", Field::Height, ")";
+            "use ", Field::Device.to("cpu")
+        ])
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Explain;
 
     const GIB: u64 = 1 << 30;
     const WEIGHTS: WeightBytes =
@@ -214,13 +219,12 @@ mod tests {
         let weights =
             WeightBytes { text_encoder: 6 << 30, transformer: 7 << 30, largest: 170 << 20, dequantized: 0 };
         let estimate = MemoryEstimate { transformer: 500 << 20, vae: 1600 << 20 };
-        let Error::Device { what, hint: Some(hint) } =
-            plan_residency(weights, &estimate, 1 << 30).unwrap_err()
-        else {
-            panic!("another kind of error");
-        };
-        assert!(what.starts_with("1.0 GiB of GPU memory are too little"), "{what}");
-        let megabytes = hint.split_whitespace().nth(2).unwrap().trim_end_matches('M');
+        let error = plan_residency(weights, &estimate, 1 << 30).unwrap_err();
+        assert!(error.to_string().starts_with("1.0 GiB of GPU memory are too little"), "{error}");
+        let limit =
+            |field, value: Option<&str>| (field == Field::VramLimit).then(|| value.unwrap().to_owned());
+        let hint = error.hint().unwrap().say(&limit).unwrap();
+        let megabytes = hint.split_whitespace().nth(1).unwrap().trim_end_matches('M');
         let enough = megabytes.parse::<u64>().unwrap() << 20;
         assert_eq!(plan_residency(weights, &estimate, enough).unwrap().transformer, 0);
         assert!(plan_residency(weights, &estimate, enough - (100 << 20)).is_err(), "{megabytes} MB");

@@ -8,7 +8,7 @@ use kiln_base::lock;
 use kiln_model::Event;
 
 use crate::engine::{Engine, EngineInfo, Task};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Explain, Result};
 use crate::model::Model;
 use crate::panics::catch_panic;
 use crate::pipeline::BatchLimit;
@@ -105,8 +105,13 @@ impl Session {
             }
         }
         let entry = match self.load_entry(model, sink) {
-            // Other models take the memory after all.
-            Err(error) if error.is_out_of_memory() && !self.read().is_empty() => {
+            // Other models take the memory after all; a GPU without room for one more context can't be used, either.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::TooLarge | ErrorKind::OutOfMemory | ErrorKind::Device
+                ) && !self.read().is_empty() =>
+            {
                 self.write().clear();
                 self.load_entry(model, sink)?
             }

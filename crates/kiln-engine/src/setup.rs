@@ -8,7 +8,8 @@ use kiln_weights::LinearPrecision;
 
 use crate::backend::{AnyBackend, BackendVisitor, DeviceInfo};
 use crate::engine::{Engine, EngineInfo};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Field, Hint, Result};
+use crate::hint;
 use crate::local_engine::LocalEngine;
 use crate::machine;
 use crate::memory::{HumanBytes, MemoryEstimate};
@@ -39,9 +40,10 @@ impl Setup {
         let mut notes: Vec<String> = note.into_iter().chain(model.unused_tensor_notes()).collect();
         if settings.precision == Precision::Fp8 && !backend.has_fp8() {
             let what = format!("{} has no fp8 matmuls", backend.device());
-            let hint =
-                "Ada GPUs and newer have them (--device cuda); on a CPU, --dtype int8 takes as little memory";
-            return Err(Error::Device { what, hint: Some(hint.into()) });
+            return Err(Error::refused(ErrorKind::Device, what).with_hint(hint![
+                "use ", Field::Device.to("cuda"), " with an Ada GPU or a newer one, which have them";
+                "use ", Field::Dtype.to("int8"), ", which takes as little memory"
+            ]));
         }
         let (precision, linear_precision) = choose_precision(model, settings.precision, &backend);
         let dtype = precision.dtype();
@@ -59,7 +61,7 @@ impl Setup {
         if let Some(plan) = plan {
             plan.check_memory(dtype, memory_limit)?;
         }
-        let open = |path| model.vae_file(path).with_context(|| "opening --preview-vae".into());
+        let open = |path| model.vae_file(path).with_context(|| "opening the previews' VAE".into());
         let preview_vae = settings.preview_vae.as_deref().map(open).transpose()?;
         Ok(Setup {
             model: Arc::clone(model),
@@ -212,26 +214,29 @@ fn memory_limit(
 ) -> Result<Option<u64>> {
     let Some(limit) = backend.memory_limit() else { return Ok(None) };
     let int8 = matches!(linear_precision, LinearPrecision::Int8 { .. });
-    let reserve = |limit: u64, needed: u64, what: &str, hint: &str| {
-        limit.checked_sub(needed).ok_or_else(|| Error::Device {
-            what: format!("{what} take {}, but only {} are free", HumanBytes(needed), HumanBytes(limit)),
-            hint: Some(hint.into()),
+    let reserve = |limit: u64, needed: u64, what: &str, hint: Hint| {
+        limit.checked_sub(needed).ok_or_else(|| {
+            let what = format!("{what} take {}, but only {} are free", HumanBytes(needed), HumanBytes(limit));
+            Error::refused(ErrorKind::TooLarge, what).with_hint(hint)
         })
     };
     let (int8_bytes, hint) = match (int8, backend.copies_int8()) {
-        (false, _) => (0, ""),
+        (false, _) => (0, hint![""]),
         (true, true) => (
             model.transformer.weights().map_or(0, |source| source.int8_bytes()),
-            "--dtype bf16 uses the weights directly from their file",
+            hint![Field::Dtype.to("bf16"), " uses the weights directly from their file"],
         ),
         (true, false) => (
             model.transformer.weights().map_or(0, |source| source.int8_bytes_to_quantize()),
-            "run `kiln quantize` once: a quantized model is used directly from its file",
+            hint!["run `kiln quantize` once: a quantized model is used directly from its file"],
         ),
     };
     let limit = reserve(limit, int8_bytes, "the transformer's int8 weights", hint)?;
     let loras = plan.iter().flat_map(|plan| &plan.loras);
     let loras = loras.map(|lora| lora.lora.extra_bytes(dtype.size(), int8)).fold(0, u64::saturating_add);
-    let hint = "plain LoRAs take almost no memory; others take less with --dtype bf16 or int8";
+    let hint = hint![
+        "use plain LoRAs, which take almost no memory";
+        "use ", Field::Dtype.to("bf16"), " or int8, with which the others take less"
+    ];
     reserve(limit, loras, "the layers under the LoRAs", hint).map(Some)
 }

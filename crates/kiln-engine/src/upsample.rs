@@ -15,7 +15,8 @@ use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
 use crate::backend::{AnyBackend, BackendVisitor, DeviceInfo};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Field, Hint, Result};
+use crate::hint;
 use crate::inputs::InputResolver;
 use crate::model::{Model, ModelComponent, find_tokenizer, open_text_encoder, open_tokenizer};
 use crate::request::Request;
@@ -36,7 +37,7 @@ pub fn check_temperature(temperature: f32) -> Result<()> {
         return Ok(());
     }
     let what = format!("the temperature must be above 0 and at most {MAX_TEMPERATURE}, found {temperature}");
-    Err(Error::value(what).hint(format!("{DEFAULT_TEMPERATURE} is the recommended one")))
+    Err(Error::value(what).with_hint(format!("{DEFAULT_TEMPERATURE} is the recommended one")))
 }
 
 /// Describes why a text encoder can't rewrite prompts, if so. Reads nothing but names.
@@ -65,7 +66,7 @@ impl PromptRewriter {
             (None, None) => {
                 let path = model.path.display();
                 let what = format!("the model `{path}` has no text encoder to rewrite prompts with");
-                Err(Error::request(what).hint(HINT))
+                Err(Error::request(what).with_hint(other_model()))
             }
         }
     }
@@ -85,7 +86,7 @@ impl PromptRewriter {
     ) -> Result<PromptRewriter> {
         let refuse = |problem: String| {
             let what = format!("`{}` can't rewrite prompts: {problem}", component.path.display());
-            Err(Error::request(what).hint(HINT))
+            Err(Error::request(what).with_hint(other_model()))
         };
         if let Some(problem) = problem(component)? {
             return refuse(problem);
@@ -146,9 +147,13 @@ impl PromptRewriter {
 }
 
 /// What to do about a model that can't rewrite prompts.
-const HINT: &str = "name a whole Mistral Small 3 (a folder of safetensors with its `config.json`, or a GGUF file for \
-                    prompts without images: mmproj files are not read) with --upsample-model, or a service with \
-                    --upsample-url";
+fn other_model() -> Hint {
+    hint![
+        "name a whole Mistral Small 3 (a folder of safetensors with its `config.json`, or a GGUF file for prompts \
+         without images: mmproj files are not read) with ", Field::UpsampleModel;
+        "name a service with ", Field::UpsampleUrl
+    ]
+}
 
 /// The prompts of requests, to be rewritten on a backend.
 struct Job<'a> {

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
+use crate::hint;
 use crate::request::Request;
 
 /// Lists within lists: more is a list that contains itself.
@@ -19,7 +20,7 @@ const MAX_NESTING: usize = 64;
 const MAX_WILDCARDS: usize = 10_000;
 
 /// Replaces the wildcards of the request's prompts and negative prompts, which gives every image its own. Lists are files
-/// of `folder`. Returns a note about a name that was left alone for lack of a folder.
+/// of `folder`. Returns the name of a list that was left alone for lack of a folder.
 pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<String>> {
     let prompts = request.prompts.len();
     let per_prompt = match (request.n, request.seed.len()) {
@@ -29,12 +30,11 @@ pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<Str
     };
     let mut texts = request.prompts.iter().chain(&request.negative_prompts);
     let unknown = folder.is_none().then(|| texts.clone().find_map(|text| list_name(text))).flatten();
-    let note = unknown
-        .map(|name| format!("`__{name}__` stays as it is: name the folder of `{name}.txt` with --wildcards"));
+    let unknown = unknown.map(str::to_owned);
     let has_wildcards = |text: &String| !is_json(text) && (text.contains('{') || text.contains("__"));
     // Too many images are refused later, before anything is generated.
     if !texts.any(has_wildcards) || per_prompt.saturating_mul(prompts) > 100_000 {
-        return Ok(note);
+        return Ok(unknown);
     }
     let seeds = request.seeds(prompts * per_prompt);
     let (mut expanded, mut negatives) = (Vec::with_capacity(seeds.len()), Vec::new());
@@ -53,14 +53,14 @@ pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<Str
     let (same_prompts, same_negatives) =
         (is_unchanged(&expanded, &request.prompts), is_unchanged(&negatives, &request.negative_prompts));
     if same_prompts && same_negatives {
-        return Ok(note);
+        return Ok(unknown);
     }
     (request.prompts, request.n) = (expanded, None);
     // One for all stays one.
     if !same_negatives || request.negative_prompts.len() > 1 {
         request.negative_prompts = negatives;
     }
-    Ok(note)
+    Ok(unknown)
 }
 
 fn is_json(text: &str) -> bool {
@@ -110,7 +110,7 @@ impl<'a> Chooser<'a> {
                 let lines = read_list(folder, name)?;
                 if depth == MAX_DEPTH {
                     return Err(Error::request(format!("the wildcard `__{name}__` contains itself"))
-                        .hint(format!("see `{name}.txt` and the lists it names")));
+                        .with_hint(format!("see `{name}.txt` and the lists it names")));
                 }
                 let chosen = &lines[self.below(lines.len())];
                 out.push_str(&self.expand(chosen, depth + 1)?);
@@ -144,7 +144,7 @@ impl<'a> Chooser<'a> {
 
 fn too_many(what: String) -> Error {
     Error::request(format!("the prompt has too many wildcards: {what}"))
-        .hint("use fewer alternatives, or lists that name fewer others")
+        .with_hint("use fewer alternatives, or lists that name fewer others")
 }
 
 /// The brace or bar that a text starts with, if a backslash before it takes its meaning.
@@ -206,14 +206,15 @@ fn read_list(folder: &Path, name: &str) -> Result<Vec<String>> {
     let path = folder.join(format!("{name}.txt"));
     let shown = path.display();
     let text = kiln_base::read_regular_text(&path).map_err(|e| {
-        Error::request(format!("can't read the list of the wildcard `__{name}__`, `{shown}`: {e}"))
-            .hint("write the file, one alternative per line, or name another folder with --wildcards")
+        Error::request(format!("can't read the list of the wildcard `__{name}__`, `{shown}`: {e}")).with_hint(
+            hint!["write the file, one alternative per line"; "name another folder with ", Field::Wildcards],
+        )
     })?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let lines: Vec<String> = lines.map(str::to_owned).collect();
     if lines.is_empty() {
         return Err(Error::request(format!("the list of the wildcard `__{name}__`, `{shown}`, is empty"))
-            .hint("write one alternative per line"));
+            .with_hint("write one alternative per line"));
     }
     Ok(lines)
 }
@@ -317,12 +318,12 @@ mod tests {
         fs::write(folder.path().join("loop.txt"), "__loop__").unwrap();
         let with = |prompt: &str, folder| {
             let mut request = Request { seed: vec![1], ..Request::new(prompt) };
-            expand(&mut request, folder).map(|note| (request.prompts.remove(0), note))
+            expand(&mut request, folder).map(|unknown| (request.prompts.remove(0), unknown))
         };
         assert_eq!(with("a __animal__!", Some(folder.path())).unwrap(), ("a hen!".into(), None));
         let error = |prompt| with(prompt, Some(folder.path())).unwrap_err().to_string();
         assert!(error("__none__").contains("none.txt") && error("__loop__").contains("contains itself"));
-        let (prompt, note) = with("a __animal__", None).unwrap();
-        assert!(prompt == "a __animal__" && note.unwrap().contains("--wildcards"));
+        let (prompt, unknown) = with("a __animal__", None).unwrap();
+        assert!(prompt == "a __animal__" && unknown.unwrap() == "animal");
     }
 }

@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use kiln_engine::{ErrorKind, Explain, Field};
+
 /// How a call ended.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,63 +57,67 @@ impl Failure {
     }
 }
 
-impl From<kiln_engine::Error> for Failure {
-    fn from(error: kiln_engine::Error) -> Failure {
-        use kiln_engine::Error;
-        let root = error.root();
-        let status = match root {
-            _ if error.is_cancelled() => return Failure::cancelled(),
-            Error::Device { .. } => KilnStatus::Device,
-            _ if error.is_out_of_memory() => KilnStatus::OutOfMemory,
-            Error::Panicked(_) => KilnStatus::Internal,
-            Error::Model(inner) if is_io(inner) => KilnStatus::Io,
-            _ if error.is_invalid_request() => KilnStatus::InvalidArgument,
-            _ => KilnStatus::Model,
-        };
-        let hint = match root {
-            Error::Request { hint, .. }
-            | Error::Value { hint, .. }
-            | Error::Combination { hint, .. }
-            | Error::Device { hint, .. } => hint.clone(),
-            _ => None,
-        };
-        let mut message = root.to_string();
-        let mut next = &error;
-        let mut context = Vec::new();
-        while let Error::Context { doing, source } = next {
-            context.push(doing.as_str());
-            next = source;
-        }
-        context.iter().rev().for_each(|doing| message += &format!("\n  while {doing}"));
-        Failure { status, message, hint }
-    }
-}
-
-fn is_io(error: &kiln_model::Error) -> bool {
-    use kiln_image::Error as Image;
-    use kiln_model::Error;
-    matches!(error, Error::Read { .. } | Error::Image(Image::Read { .. } | Image::Write { .. }))
-}
-
-impl From<kiln_image::Error> for Failure {
-    fn from(error: kiln_image::Error) -> Failure {
-        kiln_engine::Error::from(error).into()
-    }
-}
-
-impl From<kiln_models::Error> for Failure {
-    fn from(error: kiln_models::Error) -> Failure {
-        use kiln_models::Error;
-        match error {
-            Error::Open { source, hint } => {
-                let failure = Failure::from(*source);
-                Failure { hint: hint.or(failure.hint.clone()), ..failure }
+impl From<ErrorKind> for KilnStatus {
+    fn from(kind: ErrorKind) -> KilnStatus {
+        match kind {
+            ErrorKind::Value | ErrorKind::Request | ErrorKind::Data => KilnStatus::InvalidArgument,
+            ErrorKind::Lora | ErrorKind::Model | ErrorKind::NotFinite | ErrorKind::Diverged => {
+                KilnStatus::Model
             }
-            Error::Usage { what, hint } => Failure::invalid(what).hint(hint),
-            Error::Missing { what, hint } => Failure::new(KilnStatus::Model, what).hint(hint),
-            Error::Hub(error) => Failure::new(KilnStatus::Io, error.to_string()),
+            ErrorKind::Device => KilnStatus::Device,
+            ErrorKind::TooLarge | ErrorKind::OutOfMemory => KilnStatus::OutOfMemory,
+            ErrorKind::Cancelled => KilnStatus::Cancelled,
+            ErrorKind::Input | ErrorKind::File | ErrorKind::Download => KilnStatus::Io,
+            ErrorKind::Internal => KilnStatus::Internal,
         }
     }
+}
+
+impl<E: Explain> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        let mut message = error.message().say(&name);
+        error.context().iter().for_each(|doing| message += &format!("\n  while {doing}"));
+        Failure { status: error.kind().into(), message, hint: error.hint().and_then(|hint| hint.say(&name)) }
+    }
+}
+
+/// Says a field as a member of a struct: `.dtype = "f32"`; `None` if there is none.
+fn name(field: Field, value: Option<&str>) -> Option<String> {
+    let is_member = matches!(
+        field,
+        Field::Prompt
+            | Field::NegativePrompt
+            | Field::Loras
+            | Field::LoraPartial
+            | Field::DoraRule
+            | Field::Vae
+            | Field::Width
+            | Field::Height
+            | Field::N
+            | Field::Seed
+            | Field::MaxTokens
+            | Field::References
+            | Field::Init
+            | Field::Mask
+            | Field::Strength
+            | Field::MaskPadding
+            | Field::Upscale
+            | Field::Steps
+            | Field::Guidance
+            | Field::Cache
+            | Field::TextEncoder
+            | Field::Tokenizer
+            | Field::Device
+            | Field::Dtype
+            | Field::VramLimit
+    );
+    let value = match value {
+        None => String::new(),
+        Some("true") => " = 1".into(),
+        Some(number) if number.parse::<f64>().is_ok() => format!(" = {number}"),
+        Some(text) => format!(" = {text:?}"),
+    };
+    is_member.then(|| format!(".{}{value}", field.name()))
 }
 
 #[derive(Default)]
@@ -197,6 +203,18 @@ pub extern "C" fn kiln_last_hint() -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_kind_has_the_documented_status() {
+        let table = include_str!("../../../docs/errors.md");
+        for kind in ErrorKind::ALL {
+            let row = table.lines().find(|line| line.starts_with(&format!("| {} |", kind.name())));
+            let row = row.unwrap_or_else(|| panic!("{kind:?} is not in the table"));
+            let documented = row.trim_end_matches(" |").rsplit(" | ").next().unwrap().replace('_', "");
+            let found = format!("{:?}", Failure::from(kiln_engine::Error::refused(*kind, "odd")).status);
+            assert_eq!(found.to_uppercase(), documented, "{kind:?}");
+        }
+    }
 
     #[test]
     fn a_panic_becomes_an_error_and_a_callback_may_not_wait() {

@@ -55,12 +55,6 @@ pub fn with_companions(name: &str, components: &ComponentPaths) -> ComponentPath
     ComponentPaths { preferred: find().unwrap_or_default(), ..components.clone() }
 }
 
-/// Returns the short name of the model whose components fit a transformer with this text dimension.
-pub fn matching_model(text_dim: usize) -> Option<&'static str> {
-    let mut known = FAMILIES.iter().flat_map(|family| family.components_of);
-    known.find(|(dim, _)| *dim == text_dim).map(|(_, name)| *name)
-}
-
 fn is_of_family(one: &InstalledModel) -> bool {
     let name = one.repo.to_ascii_lowercase().replace(['.', '-', '_'], "");
     let index = || std::fs::read_to_string(one.snapshot.join("model_index.json"));

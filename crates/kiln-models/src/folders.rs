@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use kiln_engine::{Field, Hint, hint};
+
 use crate::error::{Error, Result};
 use crate::location::ModelLocation;
 use crate::open::not_a_model;
@@ -55,13 +57,14 @@ impl ModelFolders {
             None if ember::file().is_some() => Ok(ModelLocation::BuiltIn),
             None => Err(Error::usage(
                 "no model given",
-                format!(
-                    "this build has no built-in model (it lacks the feature `ember`); set -m, or the variable \
-                     KILN_MODEL, to a folder with FLUX.2 [klein] in diffusers' layout{}",
+                hint![
+                    "this build has no built-in model (it lacks the feature `ember`); set ",
+                    Field::Model,
+                    ", or the variable KILN_MODEL, to a folder with FLUX.2 [klein] in diffusers' layout",
                     self.paths
                         .first()
                         .map_or(String::new(), |f| format!(", or to a model in `{}`", f.display()))
-                ),
+                ],
             )),
         }
     }
@@ -166,17 +169,18 @@ impl ModelFolders {
         let first = self.paths.first();
         let folder =
             first.map_or_else(|| "the folder set by KILN_MODELS".into(), |f| format!("`{}`", f.display()));
-        let hint = match name {
+        let hint: Hint = match name {
             Some(ember::BASE) => "this build has no built-in model: build with the feature `ember`".into(),
             Some(ember::NAME) => format!(
                 "this build has no built-in model: build with the feature `ember`, or put {}{EXTENSION} into {folder}",
                 ember::NAME
-            ),
+            )
+            .into(),
             _ if cache::can_be_pulled(model) => {
                 let pull = format!("`kiln pull {}` downloads it from Hugging Face", model.display());
                 match name {
-                    Some(_) => pull,
-                    None => format!("if it is not a path, {pull}; else {}", not_a_model(model)),
+                    Some(_) => pull.into(),
+                    None => hint![format!("if it is not a path, {pull}")].or(not_a_model(model)),
                 }
             }
             Some(name) => {
@@ -186,7 +190,7 @@ impl ModelFolders {
                     [] => format!("; known: {}", known.join(", ")),
                     similar => format!("; nearest: {}", similar.join(", ")),
                 };
-                format!("there is no such path, and no model of that name in {folder}{list}")
+                format!("there is no such path, and no model of that name in {folder}{list}").into()
             }
             None => not_a_model(model),
         };
@@ -208,6 +212,7 @@ fn is_model(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kiln_engine::Explain;
     use std::fs;
 
     fn with_models(names: &[&str]) -> (tempfile::TempDir, ModelFolders) {
@@ -252,7 +257,7 @@ mod tests {
     #[test]
     fn an_unknown_name_gets_a_hint_with_similar_names() {
         let (_dir, folders) = with_models(&["fox-large.safetensors", "hen.safetensors"]);
-        let text = |error: Error| format!("{error}; {}", error.hint().unwrap());
+        let text = |error: Error| format!("{error}; {}", error.hint().unwrap().say(&|_, _| None).unwrap());
         let message = |name: &str| text(folders.resolve(Some(Path::new(name))).unwrap_err());
         assert!(message("fox-larg").contains("nearest: fox-large"), "{}", message("fox-larg"));
         for typo in ["klien-4b", "Klein4b", "klein-4"] {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_engine::{ComponentPaths, Model};
+use kiln_engine::{ComponentPaths, Field, Model, hint};
 use kiln_weights::WeightSource;
 
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ impl ModelLocation {
             ModelLocation::BuiltIn | ModelLocation::BuiltInBase if !components.is_empty() => {
                 Err(Error::usage(
                     "the built-in model can't be combined with components of another model",
-                    "choose a model with -m, or give its transformer with --transformer",
+                    hint!["choose a model with ", Field::Model; "give its transformer with ", Field::Transformer],
                 ))
             }
             ModelLocation::BuiltIn => {

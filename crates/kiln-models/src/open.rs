@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_engine::{ComponentPaths, Model};
+use kiln_engine::{ComponentPaths, Field, Hint, Model, hint};
 use kiln_weights::{MalformedFile, WeightSource};
 
 use crate::error::{Error, Result};
@@ -26,9 +26,10 @@ pub fn open_with(path: &Path, components: &ComponentPaths) -> Result<Model> {
             {
                 Some(not_a_model(path))
             }
-            kiln_model::Error::Config { file, what } if no_index && file == path => {
-                let several = what.starts_with("there are several");
-                Some(if several { "name one of them with -m".into() } else { not_a_model(path) })
+            kiln_model::Error::Config { file, what }
+                if no_index && file == path && !what.starts_with("there are several") =>
+            {
+                Some(not_a_model(path))
             }
             _ => None,
         },
@@ -38,7 +39,7 @@ pub fn open_with(path: &Path, components: &ComponentPaths) -> Result<Model> {
 }
 
 /// Adds to an error what was being done, and a hint.
-pub(crate) fn opened(model: kiln_engine::Result<Model>, doing: &str, hint: Option<String>) -> Result<Model> {
+pub(crate) fn opened(model: kiln_engine::Result<Model>, doing: &str, hint: Option<Hint>) -> Result<Model> {
     model.map_err(|error| {
         let source = kiln_engine::Error::Context { doing: doing.to_owned(), source: Box::new(error) };
         Error::Open { source: Box::new(source), hint }
@@ -76,7 +77,7 @@ fn describes_tensors(problem: &MalformedFile) -> bool {
 }
 
 /// Returns a hint for a path that is not a model folder: where a model may be instead.
-pub fn not_a_model(path: &Path) -> String {
+pub fn not_a_model(path: &Path) -> Hint {
     const INDEX: &str = "model_index.json";
     if path.is_file() {
         return "give a model folder (with model_index.json, transformer, text_encoder and vae), a FLUX.2 transformer as \
@@ -84,13 +85,13 @@ pub fn not_a_model(path: &Path) -> String {
             .into();
     }
     if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {
-        return format!("the model is the parent folder: -m {}", parent.display());
+        return hint!["the model is the parent folder: ", Field::Model.to(parent.display().to_string())];
     }
     let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut models: Vec<_> = inside.filter(|p| p.join(INDEX).is_file()).collect();
     models.sort();
     match models.first() {
-        Some(model) => format!("there is a model inside it: -m {}", model.display()),
+        Some(model) => hint!["there is a model inside it: ", Field::Model.to(model.display().to_string())],
         None => {
             "give the folder of a diffusers download of FLUX.2 [klein], with model_index.json, transformer, \
                  text_encoder and vae"
@@ -111,9 +112,10 @@ mod tests {
         fs::create_dir_all(model.join("vae")).unwrap();
         fs::write(model.join("model_index.json"), "{}").unwrap();
         let name = model.display().to_string();
-        assert!(not_a_model(&model.join("vae")).ends_with(&name));
-        assert!(not_a_model(dir.path()).ends_with(&name));
-        assert!(not_a_model(&model.join("model_index.json")).contains("GGUF"));
-        assert!(not_a_model(Path::new("/no/where")).contains("diffusers download"));
+        let hint = |path: &Path| not_a_model(path).say(&|_, value| value.map(str::to_owned)).unwrap();
+        assert!(hint(&model.join("vae")).ends_with(&name));
+        assert!(hint(dir.path()).ends_with(&name));
+        assert!(hint(&model.join("model_index.json")).contains("GGUF"));
+        assert!(hint(Path::new("/no/where")).contains("diffusers download"));
     }
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 use kiln_base::printable_line;
 use kiln_hub::{HubSettings, ModelName, ModelPlan, PullProgress, PullSummary, Terms};
 
+use kiln_engine::{Field, hint};
+
 use crate::error::{Error, Result};
 
 /// Returns the hub's endpoint and the cache folder, from the environment.
@@ -58,7 +60,7 @@ pub fn require_no_terms(plan: &ModelPlan) -> Result<()> {
     let name = plan.model.name.short();
     Err(Error::missing(
         format!("`{name}` is under the {terms}, which must be accepted before the download"),
-        format!("read it, then run `kiln pull {name} --accept-license`"),
+        hint![format!("read it, then pull `{name}` with "), Field::AcceptLicense.on()],
     ))
 }
 

@@ -1,6 +1,6 @@
 //! Errors as Python exceptions, with the hint as a second line and as an attribute.
 
-use kiln_engine::Error;
+use kiln_engine::{ErrorKind, Explain, Field};
 use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -11,6 +11,7 @@ struct Classes {
     kiln: Py<PyType>,
     model: Py<PyType>,
     request: Py<PyType>,
+    device: Py<PyType>,
     memory: Py<PyType>,
     cancelled: Py<PyType>,
 }
@@ -33,9 +34,10 @@ fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
                 "A request is not valid, or its files can't be read.",
                 Some(py.get_type::<PyValueError>()),
             )?,
+            device: derived("DeviceError", "A device is not available, or lacks a capability.", None)?,
             memory: derived(
                 "OutOfMemoryError",
-                "There is too little memory, or no device with enough of it.",
+                "There is too little memory.",
                 Some(py.get_type::<PyMemoryError>()),
             )?,
             cancelled: derived("Cancelled", "The job was cancelled.", None)?,
@@ -56,22 +58,36 @@ fn class(py: Python<'_>, name: &str, doc: &str, bases: &[Bound<'_, PyType>]) -> 
 /// Adds the classes to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let Classes { kiln, model, request, memory, cancelled } = classes(py)?;
-    for class in [kiln, model, request, memory, cancelled] {
+    let Classes { kiln, model, request, device, memory, cancelled } = classes(py)?;
+    for class in [kiln, model, request, device, memory, cancelled] {
         let class = class.bind(py);
         module.add(class.name()?, class)?;
     }
     Ok(())
 }
 
-/// The kinds of errors.
+/// The kinds of exceptions.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Other,
     Model,
     Request,
+    Device,
     Memory,
     Cancelled,
+}
+
+impl From<ErrorKind> for Kind {
+    fn from(kind: ErrorKind) -> Kind {
+        match kind {
+            ErrorKind::Value | ErrorKind::Request | ErrorKind::Input | ErrorKind::Data => Kind::Request,
+            ErrorKind::Lora | ErrorKind::Model | ErrorKind::Download => Kind::Model,
+            ErrorKind::Device => Kind::Device,
+            ErrorKind::TooLarge | ErrorKind::OutOfMemory => Kind::Memory,
+            ErrorKind::Cancelled => Kind::Cancelled,
+            ErrorKind::NotFinite | ErrorKind::Diverged | ErrorKind::File | ErrorKind::Internal => Kind::Other,
+        }
+    }
 }
 
 /// Creates an exception with a message and what to do about it.
@@ -82,6 +98,7 @@ pub(crate) fn exception(py: Python<'_>, kind: Kind, message: String, hint: Optio
             Kind::Other => &classes.kiln,
             Kind::Model => &classes.model,
             Kind::Request => &classes.request,
+            Kind::Device => &classes.device,
             Kind::Memory => &classes.memory,
             Kind::Cancelled => &classes.cancelled,
         };
@@ -93,44 +110,42 @@ pub(crate) fn exception(py: Python<'_>, kind: Kind, message: String, hint: Optio
     create().unwrap_or_else(|error| error)
 }
 
+/// The exception of every kind of error, for the test that compares them with the documentation.
+#[pyfunction]
+pub(crate) fn exceptions(py: Python<'_>) -> Vec<(&'static str, PyErr)> {
+    let raised = |kind: &ErrorKind| explained(py, &kiln_engine::Error::refused(*kind, "odd"));
+    ErrorKind::ALL.iter().map(|kind| (kind.name(), raised(kind))).collect()
+}
+
 /// Creates an exception for an invalid request.
 pub(crate) fn request(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, Kind::Request, message.into(), None)
 }
 
-/// Converts an error of the engine. `loading`: it comes from opening or loading a model.
-pub(crate) fn engine(py: Python<'_>, error: &Error, loading: bool) -> PyErr {
-    if error.is_cancelled() {
-        return exception(py, Kind::Cancelled, "cancelled".into(), None);
-    }
-    let mut message = error.to_string();
-    let mut outer = error;
-    while let Error::Context { doing, source } = outer {
-        message.push_str(&format!("\n  while {doing}"));
-        outer = source;
-    }
-    let hint = match outer {
-        Error::Request { hint, .. }
-        | Error::Value { hint, .. }
-        | Error::Combination { hint, .. }
-        | Error::Device { hint, .. } => hint.clone(),
-        _ => None,
-    };
-    let kind = match outer {
-        Error::Load(_) | Error::Mismatch { .. } | Error::MissingComponent { .. } => Kind::Model,
-        // Also true for requests that need too much.
-        error if error.is_out_of_memory() => Kind::Memory,
-        error if error.is_invalid_request() => Kind::Request,
-        _ if loading => Kind::Model,
-        _ => Kind::Other,
-    };
-    exception(py, kind, message, hint)
+/// Converts an error of the libraries.
+pub(crate) fn explained(py: Python<'_>, error: &impl Explain) -> PyErr {
+    let mut message = error.message().say(&name);
+    error.context().iter().for_each(|doing| message += &format!("\n  while {doing}"));
+    exception(py, error.kind().into(), message, error.hint().and_then(|hint| hint.say(&name)))
 }
 
-/// Converts an error about finding or opening a model.
-pub(crate) fn model(py: Python<'_>, error: &kiln_models::Error) -> PyErr {
-    match error {
-        kiln_models::Error::Open { source, hint: None } => engine(py, source, true),
-        error => exception(py, Kind::Model, error.to_string(), error.hint().map(str::to_owned)),
-    }
+/// Says a field as a keyword argument: `dtype="f32"`; `None` if there is none.
+fn name(field: Field, value: Option<&str>) -> Option<String> {
+    let name = match field {
+        Field::Embeds => "prompt_embeds",
+        Field::OriginalPrompt
+        | Field::OutputCompression
+        | Field::UpsampleModel
+        | Field::UpsampleUrl
+        | Field::Wildcards
+        | Field::Variant => return None,
+        field => field.name(),
+    };
+    let value = match value {
+        None => String::new(),
+        Some("true") => "True".into(),
+        Some(number) if number.parse::<f64>().is_ok() => number.into(),
+        Some(text) => format!("{text:?}"),
+    };
+    Some(format!("{name}={value}"))
 }

@@ -28,13 +28,6 @@ impl ExportWatcher for Watcher<'_> {
     }
 }
 
-fn run(
-    py: Python<'_>,
-    work: impl FnOnce(&dyn Sink) -> kiln_models::Result<String> + Send,
-) -> PyResult<String> {
-    wait::run_with(py, work, |error| errors::model(py, error))
-}
-
 fn component(py: Python<'_>, part: Option<&str>) -> PyResult<Option<Component>> {
     Ok(Some(match part {
         None => return Ok(None),
@@ -66,7 +59,7 @@ pub(crate) fn pull(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let mut failure = None;
-    let pulled = run(py, |sink| {
+    let pulled = wait::run(py, |sink| -> kiln_models::Result<String> {
         let mut told: Option<Instant> = None;
         let summary = kiln_models::pull(name, accept_license, &mut |at| {
             let is_due = told.is_none_or(|last| last.elapsed() > PROGRESS) || at.done == at.total;
@@ -92,7 +85,7 @@ pub(crate) fn pull(
 /// Describes a model, a weight file or an image, as JSON.
 #[pyfunction]
 pub(crate) fn info(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    run(py, |_| {
+    wait::run(py, |_| -> kiln_models::Result<String> {
         let description = kiln_models::info::describe(&path)?;
         match description.problem {
             Some(problem) => Err(problem),
@@ -118,7 +111,7 @@ pub(crate) fn quantize(
     };
     let options =
         QuantizeOptions { to, component: component(py, part)?, variant: None, threads: all_threads(threads) };
-    run(py, |sink| {
+    wait::run(py, |sink| -> kiln_models::Result<String> {
         let report = quantize_model(&model, &out, &options, &Watcher(sink))?;
         Ok(report_properties(&out, &report, Some(to.name())).to_json())
     })
@@ -157,7 +150,7 @@ pub(crate) fn convert(
     };
     let part = component(py, part)?;
     let options = ConvertOptions { names, storage, threads: all_threads(threads), shard_size };
-    run(py, |sink| {
+    wait::run(py, |sink| -> kiln_models::Result<String> {
         let report = SourceComponent::open(&model, part, None)?.write(&out, &options, &Watcher(sink))?;
         Ok(report_properties(&out, &report, None).to_json())
     })

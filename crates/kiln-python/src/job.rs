@@ -101,7 +101,7 @@ impl Job {
                 fields.set_item("steps", step.steps)?;
                 fields.set_item("sigma", step.sigma)?;
                 fields.set_item("image", step.image)?;
-                fields.set_item("latents", latents.map_err(|error| errors::engine(py, &error, false))?)?;
+                fields.set_item("latents", latents.map_err(|error| errors::explained(py, &error))?)?;
                 "step"
             }
             Message::Image(image) => {
@@ -110,7 +110,7 @@ impl Job {
             }
             Message::Ended(result) => {
                 self.ended.store(true, SeqCst);
-                return result.map(|()| None).map_err(|error| errors::engine(py, &error, false));
+                return result.map(|()| None).map_err(|error| errors::explained(py, &error));
             }
         };
         Ok(Some((kind, fields).into_pyobject(py)?.into_any()))

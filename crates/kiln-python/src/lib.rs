@@ -28,6 +28,8 @@ mod _kiln {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
+    use crate::errors::exceptions;
+    #[pymodule_export]
     use crate::files::{convert, info, pull, quantize};
     #[pymodule_export]
     use crate::job::Job;

@@ -45,7 +45,7 @@ impl State {
         settings: &Settings,
     ) -> PyResult<State> {
         let open = || ModelFolders::from_env().resolve(Some(name))?.open_with(components);
-        let model = py.detach(open).map_err(|error| errors::model(py, &error))?;
+        let model = py.detach(open).map_err(|error| errors::explained(py, &error))?;
         let session = Arc::new(Session::new(settings.clone(), MAX_BATCH));
         Ok(State { process: std::process::id(), model: Arc::new(model), session })
     }
@@ -89,7 +89,7 @@ impl Model {
         let inputs = Inputs::new(images, tensors)?;
         request.ensure_seed().map_err(|text| errors::exception(py, Kind::Other, text, None))?;
         let plan = py.detach(|| Plan::new(&model, &request, &inputs));
-        Ok((plan.map_err(|error| errors::engine(py, &error, false))?, session))
+        Ok((plan.map_err(|error| errors::explained(py, &error))?, session))
     }
 }
 
@@ -167,7 +167,7 @@ impl Model {
     /// Loads the weights, which otherwise happens on first use.
     fn load(&self, py: Python<'_>) -> PyResult<()> {
         let (model, session) = self.state(py)?;
-        wait::run(py, true, |sink| session.load(&model, sink))
+        wait::run(py, |sink| session.load(&model, sink))
     }
 
     /// Drops the loaded weights; they are loaded again on next use.
@@ -186,7 +186,7 @@ impl Model {
         tensors: &Bound<'_, PyDict>,
     ) -> PyResult<Vec<Array>> {
         let (plan, session) = self.resolve(py, request, images, tensors)?;
-        wait::run(py, false, |sink| {
+        wait::run(py, |sink| -> kiln_engine::Result<_> {
             let texts =
                 session.with_engine(&plan.model, sink, |engine| engine.encode_prompts(&plan, sink))?;
             texts.iter().map(Array::of_tensor).collect()
@@ -204,7 +204,7 @@ impl Model {
         let (model, _) = self.state(py)?;
         let (mut request, inputs) = (parse(py, request)?, Inputs::new(images, &PyDict::new(py))?);
         let settings = &self.settings;
-        wait::run(py, false, move |sink| {
+        wait::run(py, move |sink| -> kiln_engine::Result<_> {
             let rewriter = PromptRewriter::open(&model, None, !request.references.is_empty())?;
             let go_on = &mut || !sink.cancelled();
             rewriter.rewrite(std::slice::from_mut(&mut request), temperature, &inputs, settings, go_on)?;
@@ -223,7 +223,7 @@ impl Model {
         let image = RgbImage::new(width, height, pixels.as_bytes().to_vec());
         let image = image.map_err(|error| errors::request(py, error.to_string()))?;
         let (model, session) = self.state(py)?;
-        wait::run(py, false, |sink| {
+        wait::run(py, |sink| -> kiln_engine::Result<_> {
             session.with_engine(&model, sink, |engine| {
                 Array::of_tensor(&engine.encode_image(&image, None, sink)?)
             })
@@ -241,7 +241,7 @@ impl Model {
         let latents = tensor_from(latents)?;
         let (model, session) = self.state(py)?;
         let grid = model.grid([width, height]);
-        wait::run(py, false, |sink| {
+        wait::run(py, |sink| -> kiln_engine::Result<_> {
             session.with_engine(&model, sink, |engine| {
                 Ok(Array::of_pixels(engine.decode_latents(&latents, grid, None, sink)?))
             })
@@ -260,7 +260,7 @@ impl Model {
         let latents = tensor_from(latents)?;
         let (model, session) = self.state(py)?;
         let grid = model.grid([width, height]);
-        wait::run(py, false, |sink| {
+        wait::run(py, |sink| -> kiln_engine::Result<_> {
             session.with_engine(&model, sink, |engine| {
                 Array::of_tensor(&engine.unpack_latents(&latents, grid, None)?)
             })

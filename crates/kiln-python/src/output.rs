@@ -22,7 +22,7 @@ pub(crate) struct Image {
 impl Image {
     pub fn new(py: Python<'_>, generated: GeneratedImage) -> PyResult<Image> {
         let GeneratedImage { index, image, latents, seed, steps, recipe } = generated;
-        let latents = Array::of_tensor(&latents).map_err(|error| errors::engine(py, &error, false))?;
+        let latents = Array::of_tensor(&latents).map_err(|error| errors::explained(py, &error))?;
         Ok(Image {
             pixels: Py::new(py, Array::of_pixels(image))?,
             latents: Py::new(py, latents)?,

@@ -30,7 +30,7 @@ pub(crate) fn read(
         let expected = format!("from 1 to {}", Settings::MAX_THREADS);
         return Err(invalid("threads", &threads.to_string(), &expected));
     }
-    let text_cache = user_cache::texts().map_err(|error| errors::model(py, &error))?;
+    let text_cache = user_cache::texts().map_err(|error| errors::explained(py, &error))?;
     let kernel_cache = user_cache::folder().map(|folder| folder.join("cuda"));
     Ok(Settings { device, precision, threads, vram_limit, text_cache, kernel_cache, ..Settings::default() })
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_engine::{ComponentPaths, Sink};
 use kiln_models::ModelFolders;
-use kiln_train::{EncodingStage, Error, JobWatcher, PreparedTraining, Status, TrainRequest, Watcher};
+use kiln_train::{EncodingStage, JobWatcher, PreparedTraining, Status, TrainRequest, Watcher};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Deserialize;
@@ -29,15 +29,11 @@ pub(crate) fn train(
     let request = parse(py, request)?;
     let output = request.output.clone();
     let mut failure = None;
-    let trained = wait::run_with(
-        py,
-        |sink| {
-            let folders = ModelFolders::from_env();
-            let training = PreparedTraining::new(request, folders, &ComponentPaths::default(), machine)?;
-            training.run(&mut Progress { sink, call: &progress, failure: &mut failure })
-        },
-        |error| exception(py, error),
-    );
+    let trained = wait::run(py, |sink| {
+        let folders = ModelFolders::from_env();
+        let training = PreparedTraining::new(request, folders, &ComponentPaths::default(), machine)?;
+        training.run(&mut Progress { sink, call: &progress, failure: &mut failure })
+    });
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -69,28 +65,6 @@ fn parse(py: Python<'_>, text: &str) -> PyResult<TrainRequest> {
         });
         errors::request(py, wrong.unwrap_or_else(|| error.to_string()))
     })
-}
-
-fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    match error {
-        Error::Engine(error) => errors::engine(py, error, true),
-        Error::Models(error) => errors::model(py, error),
-        Error::Context { source, .. } => exception(py, source),
-        Error::Data { what, hint } | Error::Value { what, hint, .. } => {
-            errors::exception(py, Kind::Request, what.clone(), hint.clone())
-        }
-        Error::Diverged { what, saved } => {
-            let hint = match saved {
-                Some(step) => format!("continue from step {step} with resume=True and a lower lr (a third)"),
-                None => "start again with a lower lr (a third) or a longer warm-up".into(),
-            };
-            errors::exception(py, Kind::Other, what.clone(), Some(hint))
-        }
-        Error::Settings(_) | Error::Example(_) | Error::InUse { .. } => {
-            errors::request(py, error.to_string())
-        }
-        error => errors::exception(py, Kind::Other, error.to_string(), None),
-    }
 }
 
 /// Calls Python's progress function, and stops the training if it raises.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use kiln_base::lock;
-use kiln_engine::{Error, Event, GeneratedImage, Result, Sink};
+use kiln_engine::{Error, Event, Explain, GeneratedImage, Result, Sink};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -31,20 +31,10 @@ impl Sink for CancelSink<'_> {
     fn ended(&self, _: Result<()>) {}
 }
 
-/// Runs work of the engine as [`run_with`]. `loading`: its errors are those of a model.
-pub(crate) fn run<T: Send>(
-    py: Python<'_>,
-    loading: bool,
-    work: impl FnOnce(&dyn Sink) -> Result<T> + Send,
-) -> PyResult<T> {
-    run_with(py, work, |error| errors::engine(py, error, loading))
-}
-
 /// Runs `work` on another thread and waits for it without holding the interpreter. A signal cancels its sink.
-pub(crate) fn run_with<T: Send, E: Send>(
+pub(crate) fn run<T: Send, E: Explain + Send>(
     py: Python<'_>,
     work: impl FnOnce(&dyn Sink) -> Result<T, E> + Send,
-    convert: impl Fn(&E) -> PyErr,
 ) -> PyResult<T> {
     let cancel = AtomicBool::new(false);
     let (sender, result) = channel();
@@ -62,7 +52,7 @@ pub(crate) fn run_with<T: Send, E: Send>(
                 Ok(outcome) => break signal.map_or(Ok(outcome), Err),
                 Err(RecvTimeoutError::Disconnected) => {
                     let lost = Error::Panicked("a thread of the engine panicked".into());
-                    break Err(errors::engine(py, &lost, false));
+                    break Err(errors::explained(py, &lost));
                 }
                 Err(RecvTimeoutError::Timeout) if signal.is_none() => {
                     signal = py.check_signals().err();
@@ -72,5 +62,5 @@ pub(crate) fn run_with<T: Send, E: Send>(
             }
         }
     });
-    outcome?.map_err(|error| convert(&error))
+    outcome?.map_err(|error| errors::explained(py, &error))
 }

@@ -21,6 +21,15 @@ def pixels(image):
     return np.asarray(image).copy()
 
 
+def test_every_kind_of_error_raises_the_documented_exception():
+    docs = os.path.join(os.path.dirname(__file__), "../../../docs/errors.md")
+    with open(docs, encoding="utf-8") as table:
+        rows = [line.strip("| \n").split(" | ") for line in table]
+    documented = {row[0]: row[5] for row in rows if len(row) == 7}
+    raised = {kind: type(error).__name__ for kind, error in kiln._kiln.exceptions()}
+    assert raised == {kind: documented[kind] for kind in raised} and "Device" in raised
+
+
 def test_an_image_has_pixels_latents_seed_and_recipe():
     [image] = model().generate("a fox", **SMALL)
     assert (image.width, image.height, image.seed, image.index) == (64, 64, 1, 0)

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kiln_base::{hex, program_identity};
-use kiln_engine::{ContentHashes, Model, read_image_bytes};
+use kiln_engine::{ContentHashes, Field, Model, hint, read_image_bytes};
 use kiln_image::RgbImage;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::{Autoencoder, ResidencyPlan};
@@ -183,8 +183,9 @@ impl<'m> Encoders<'m> {
         let caption = if draw.drop_caption { "" } else { &entry.caption };
         let folder = cache.folder().to_owned();
         let lost = || {
-            Error::data(format!("an entry of the cache `{}` is gone or damaged", folder.display()))
-                .hint("start again with --resume: what is missing is encoded again")
+            Error::data(format!("an entry of the cache `{}` is gone or damaged", folder.display())).with_hint(
+                hint!["start again with ", Field::Resume.on(), ": what is missing is encoded again"],
+            )
         };
         let mut get = |key: Key| cache.get(&key).ok_or_else(lost);
         let text = get(self.text_key(caption)?)?.values;
@@ -206,7 +207,7 @@ fn prepare(picture: &PictureUse, flipped: bool, unit: u32) -> Result<RgbImage> {
     let bytes = read_image_bytes(&picture.path)?;
     if hex(Sha256::digest(&bytes)) != picture.hash {
         let what = format!("`{}` was changed after the training had read it", picture.path.display());
-        return Err(Error::data(what).hint("start the training again"));
+        return Err(Error::data(what).with_hint("start the training again"));
     }
     let image = kiln_image::from_bytes(&picture.path.display().to_string(), &bytes)?;
     let image = match picture.size {
@@ -222,12 +223,13 @@ fn finite(values: HostTensor, what: &str) -> Result<HostTensor> {
     if values.is_finite() {
         return Ok(values);
     }
-    Err(Error::data(format!("{what} is not finite"))
-        .hint("try --dtype f32; the model's files may be damaged"))
+    Err(Error::data(format!("{what} is not finite")).with_hint(
+        hint!["try ", Field::Dtype.to("f32"); "download the model again: its files may be damaged"],
+    ))
 }
 
 fn missing(model: &Model, component: &str) -> Error {
     let path = model.path.display();
     Error::data(format!("the model `{path}` has no {component}, which training needs"))
-        .hint("name it with --text-encoder or --vae, or use a whole model")
+        .with_hint(hint!["name it with ", Field::TextEncoder, " or ", Field::Vae; "use a whole model"])
 }

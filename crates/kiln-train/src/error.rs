@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_engine::{ErrorKind, Explain, Field, Hint, Text, hint};
+
 /// Why a training could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -22,15 +24,13 @@ pub enum Error {
         /// The step, counted from 1.
         step: u64,
     },
-    /// A value of a request that is out of its range, or does not fit others. The message names fields in backticks.
+    /// A value of a request that is out of its range, or does not fit others.
     #[error("{what}")]
     Value {
-        /// The field.
-        field: &'static str,
-        /// Its range, and what was found.
-        what: String,
+        /// The field, its range, and what was found.
+        what: Text,
         /// What to do about it.
-        hint: Option<String>,
+        hint: Option<Hint>,
     },
     /// An error with what was being done.
     #[error("{source}")]
@@ -46,7 +46,7 @@ pub enum Error {
         /// What is wrong, and where.
         what: String,
         /// What to do about it.
-        hint: Option<String>,
+        hint: Option<Hint>,
     },
     /// The training was stopped because it no longer learns.
     #[error("{what}")]
@@ -108,17 +108,18 @@ impl Error {
     }
 
     /// Creates an error about a field of a request.
-    pub(crate) fn value(field: &'static str, what: impl Into<String>) -> Error {
-        Error::Value { field, what: what.into(), hint: None }
+    pub(crate) fn value(what: impl Into<Text>) -> Error {
+        Error::Value { what: what.into(), hint: None }
     }
 
     /// Adds what was being done.
-    pub(crate) fn context(self, doing: impl Into<String>) -> Error {
+    pub(crate) fn with_context(self, doing: impl Into<String>) -> Error {
         Error::Context { doing: doing.into(), source: Box::new(self) }
     }
 
     /// Adds a hint to an error about data or a value, unless there is one already.
-    pub fn hint(mut self, text: impl Into<String>) -> Error {
+    #[must_use]
+    pub fn with_hint(mut self, text: impl Into<Hint>) -> Error {
         if let Error::Data { hint, .. } | Error::Value { hint, .. } = &mut self {
             hint.get_or_insert(text.into());
         }
@@ -128,5 +129,82 @@ impl Error {
     /// Returns a function that wraps the system's error about a file.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         move |source| Error::Io { doing, path: path.to_owned(), source }
+    }
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Settings(_) | Error::Value { .. } => ErrorKind::Value,
+            Error::Context { source, .. } => source.kind(),
+            Error::Models(error) => error.kind(),
+            Error::Example(_) | Error::State(_) | Error::Data { .. } | Error::InUse { .. } => ErrorKind::Data,
+            Error::NotFinite { .. } => ErrorKind::NotFinite,
+            Error::Diverged { .. } => ErrorKind::Diverged,
+            Error::Io { .. } => ErrorKind::File,
+            Error::Engine(error) => error.kind(),
+            Error::Weights(error) => error.kind(),
+            Error::Image(error) => error.kind(),
+            Error::Model(error) => error.kind(),
+            Error::Ops(error) => error.kind(),
+            Error::Tensor(_) => ErrorKind::Internal,
+        }
+    }
+
+    fn message(&self) -> Text {
+        match self {
+            Error::Value { what, .. } => what.clone(),
+            Error::Context { source, .. } => source.message(),
+            Error::Models(error) => error.message(),
+            Error::Engine(error) => error.message(),
+            error => error.to_string().into(),
+        }
+    }
+
+    fn context(&self) -> Vec<&str> {
+        match self {
+            Error::Context { doing, source } => {
+                let mut context = source.context();
+                context.push(doing);
+                context
+            }
+            Error::Models(error) => error.context(),
+            Error::Engine(error) => error.context(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn hint(&self) -> Option<Hint> {
+        let gentler = hint![
+            "start over with a lower ", Field::LearningRate, " (a third)";
+            "with a longer ", Field::Warmup;
+            "with ", Field::Dtype.to("f32")
+        ];
+        match self {
+            Error::Data { hint, .. } | Error::Value { hint, .. } => hint.clone(),
+            Error::Context { source, .. } => source.hint(),
+            Error::Models(error) => error.hint(),
+            Error::Diverged { saved: Some(step), .. } => {
+                let resume = hint![
+                    format!("continue from the checkpoint of step {step} with "),
+                    Field::Resume.on(),
+                    " and a lower ",
+                    Field::LearningRate,
+                    " (a third)"
+                ];
+                Some(resume.or(gentler))
+            }
+            Error::Diverged { saved: None, .. } => Some(gentler),
+            Error::InUse { .. } => Some(hint!["wait until it ends"; "choose another ", Field::Output]),
+            Error::Io { doing: "read", .. } => Some(hint!["check the path"]),
+            Error::Io { .. } => Some(hint!["check that the disk is not full and the folder is writable"]),
+            Error::State(_) => Some(hint!["the state is damaged: start over with ", Field::Overwrite.on()]),
+            Error::Engine(error) => error.hint(),
+            Error::Weights(error) => error.hint(),
+            Error::Image(error) => error.hint(),
+            Error::Model(error) => error.hint(),
+            Error::Ops(error) => error.hint(),
+            Error::Settings(_) | Error::Example(_) | Error::NotFinite { .. } | Error::Tensor(_) => None,
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::{
-    Device, DeviceInfo, Model, Settings, TrainingVisitor, VariantSource, WeightBytes, machine, probe_gpus,
-    with_training_backend,
+    Device, DeviceInfo, ErrorKind, Field, Model, Settings, TrainingVisitor, VariantSource, WeightBytes, hint,
+    machine, probe_gpus, with_training_backend,
 };
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::Transformer;
@@ -142,12 +142,17 @@ pub fn check_variant(model: &Model) -> Result<()> {
     );
     let base = base_name(&model.recorded_name());
     let hint = match model.variant_source {
-        VariantSource::Stated => {
-            format!("train on the base model (-m {base}) and use the LoRA with the distilled one")
-        }
-        _ => format!("if it is a base model, say so with --variant base; else train on one (-m {base})"),
+        VariantSource::Stated => hint![
+            "train on the base model (",
+            Field::Model.to(base),
+            ") and use the LoRA with the distilled one"
+        ],
+        _ => hint![
+            "if it is a base model, say so with ", Field::Variant.to("base");
+            "train on one (", Field::Model.to(base), ")"
+        ],
     };
-    Err(Error::data(what).hint(format!("{hint}; --distilled-anyway trains it anyway")))
+    Err(Error::data(what).with_hint(hint.or(hint!["train it anyway with ", Field::DistilledAnyway.on()])))
 }
 
 /// The base model of a distilled one, by its name or path.
@@ -177,8 +182,10 @@ impl TrainingVisitor for DeviceCheck {
 /// Refuses a data type that the device can't compute with.
 fn check_precision<B: TrainingBackend>(base: BasePrecision, device: &DeviceInfo<B>) -> Result<()> {
     if base == BasePrecision::Fp8 && !device.has_fp8 {
-        return Err(Error::data(format!("{} does not support fp8", device.device))
-            .hint("leave out --dtype, or use --dtype int8"));
+        let what = format!("{} does not support fp8", device.device);
+        return Err(kiln_engine::Error::refused(ErrorKind::Device, what)
+            .with_hint(hint!["leave out ", Field::Dtype; "use ", Field::Dtype.to("int8")])
+            .into());
     }
     Ok(())
 }
@@ -197,8 +204,7 @@ impl TrainingVisitor for RunningJob<'_> {
             let needed = estimate(&settings)?.memory();
             settings.checkpointing = free.is_some_and(|free| needed + RESERVE > free);
             if settings.checkpointing {
-                watcher
-                    .note("activations are computed twice to save memory (--checkpointing off keeps them)");
+                watcher.note("activations are computed twice to save memory (checkpointing)");
             }
         }
         let mut cache = Cache::new(cache);
@@ -275,8 +281,14 @@ fn residency(
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let (has, needs) = (gib(vram), gib(others + ring));
         let what = format!("this training needs at least {needs:.1} GiB of GPU memory, there are {has:.1}");
-        return Err(Error::data(what)
-            .hint("use --checkpointing on, a smaller --resolution, --batch 1 or --optimizer adamw8bit"));
+        return Err(kiln_engine::Error::refused(ErrorKind::TooLarge, what)
+            .with_hint(hint![
+                "use ", Field::Checkpointing.on();
+                "use a smaller ", Field::Resolution;
+                "use ", Field::Batch.to("1");
+                "use ", Field::Optimizer.to("adamw8bit")
+            ])
+            .into());
     };
     let streamed = (weights.transformer - resident) as f64 / f64::from(1 << 30);
     watcher

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use kiln_base::FileLock;
+use kiln_engine::{Field, hint};
 use kiln_tensor::DType;
 use kiln_weights::{LoraNaming, TrainedModule, lora_contents, save};
 
@@ -70,22 +71,28 @@ impl RunFiles {
         let has_state = self.state().is_file();
         if resume && !has_state {
             let what = format!("there is nothing to resume: `{}` does not exist", self.state().display());
-            return Err(Error::data(what).hint("start without --resume"));
+            return Err(Error::data(what).with_hint(hint!["start without ", Field::Resume]));
         }
         if !resume && !overwrite {
             if self.output.exists() {
                 let what = format!("`{}` exists already", self.output.display());
-                return Err(Error::data(what).hint("choose another -o, or replace it with --overwrite"));
+                return Err(Error::data(what).with_hint(
+                    hint!["choose another ", Field::Output; "replace it with ", Field::Overwrite.on()],
+                ));
             }
             if has_state {
                 let what = format!("`{}` has the state of an unfinished training", self.folder.display());
-                let hint = "continue it with --resume, start over with --overwrite, or choose another -o";
-                return Err(Error::data(what).hint(hint));
+                let hint = hint![
+                    "continue it with ", Field::Resume.on();
+                    "start over with ", Field::Overwrite.on();
+                    "choose another ", Field::Output
+                ];
+                return Err(Error::data(what).with_hint(hint));
             }
         }
         if self.output.is_dir() {
             let what = format!("`{}` is a folder", self.output.display());
-            return Err(Error::data(what).hint("name a .safetensors file"));
+            return Err(Error::data(what).with_hint("name a .safetensors file"));
         }
         Ok(())
     }
@@ -99,7 +106,7 @@ impl RunFiles {
                     "the disk of `{}` has {free} MiB left, the training writes about {need} MiB",
                     self.folder.display()
                 );
-                Err(Error::data(what).hint("free some space, or choose another -o"))
+                Err(Error::data(what).with_hint(hint!["free some space"; "choose another ", Field::Output]))
             }
             _ => Ok(()),
         }
@@ -155,7 +162,7 @@ pub fn write_lora(
         .collect();
     let refused = |reason: String| {
         Error::data(format!("the adapter can't be written in this layout: {reason}"))
-            .hint("write it with --layout diffusers")
+            .with_hint(hint!["write it with ", Field::Layout.to("diffusers")])
     };
     let (tensors, mut metadata) = lora_contents(&modules, format.naming, format.dtype).map_err(refused)?;
     metadata.extend(run_metadata(record, steps));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{ComponentPaths, Model, Settings};
+use kiln_engine::{ComponentPaths, Field, Model, Settings, hint, text};
 use kiln_models::{ModelFolders, user_cache};
 
 use crate::dataset::{Dataset, list};
@@ -42,7 +42,7 @@ impl PreparedTraining {
         let data =
             list(&request.data).and_then(|listing| Dataset::new(listing, options, &Cache::new(&cache)));
         let reading = || format!("reading the pictures in `{}`", request.data.display());
-        let data = data.map_err(|error| error.context(reading()))?;
+        let data = data.map_err(|error| error.with_context(reading()))?;
         let machine = with_default_device(machine);
         let job = TrainJob {
             settings: request.settings(&model, &machine),
@@ -108,8 +108,8 @@ impl PreparedTraining {
             prompts => prompts.iter().map(named).collect(),
         };
         if prompts.is_empty() {
-            let error = Error::value("sample_prompts", "there is no caption to sample");
-            return Err(error.hint("give a prompt with `sample_prompts`"));
+            return Err(Error::value("there is no caption to sample")
+                .with_hint(hint!["give a prompt with ", Field::SamplePrompts]));
         }
         Ok(Some(Sampler {
             model,
@@ -123,12 +123,14 @@ impl PreparedTraining {
 
     fn sample_model(&self, path: &Path) -> Result<Model> {
         let opened = self.folders.resolve(Some(path)).and_then(|location| location.open());
-        let model = opened.map_err(|error| Error::from(error).context("opening the model of the samples"))?;
+        let model =
+            opened.map_err(|error| Error::from(error).with_context("opening the model of the samples"))?;
         if self.fits(&model) {
             return Ok(model);
         }
-        let what = format!("`{}` has other layers than the base model", path.display());
-        Err(Error::value("sample_model", what).hint("name the distilled model of the same size"))
+        let what = format!(" `{}` has other layers than the base model", path.display());
+        Err(Error::value(text![Field::SampleModel, what])
+            .with_hint("name the distilled model of the same size"))
     }
 
     /// The distilled model beside a base model, if it is at hand: `klein-4b` for `klein-base-4b`.
@@ -149,7 +151,8 @@ impl PreparedTraining {
 fn cache_folder(request: &TrainRequest) -> Result<PathBuf> {
     let default = || user_cache::folder().map(|folder| folder.join("train"));
     request.cache_dir.clone().or_else(default).ok_or_else(|| {
-        Error::data("there is no cache folder for encoded pictures").hint("set the variable KILN_CACHE_DIR")
+        Error::data("there is no cache folder for encoded pictures")
+            .with_hint("set the variable KILN_CACHE_DIR")
     })
 }
 

@@ -3,11 +3,10 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::CommandFactory;
 use kiln_base::printable;
+use kiln_engine::Explain;
 
-use crate::args::Cli;
-use crate::{cancel, hints};
+use crate::{cancel, hints, options};
 
 /// The kind of an error, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,126 +88,32 @@ impl fmt::Display for CliError {
     }
 }
 
-impl From<kiln_engine::Error> for CliError {
-    fn from(error: kiln_engine::Error) -> Self {
-        use kiln_engine::Error;
-        let hint = hints::engine(&error).map(|hint| fields_to_options(&hint));
-        match error {
-            Error::Context { doing, source } => {
-                let mut error = CliError::from(*source);
-                error.add_context(doing);
-                error
-            }
-            Error::Model(error) => error.into(),
-            Error::Combination { what, .. } => CliError { hint, ..CliError::usage(fields_to_options(&what)) },
-            Error::Value { what, .. } => CliError { hint, ..CliError::usage(what) },
-            error => CliError { hint, ..CliError::new(error.to_string()) },
+/// The exit code of an error of the libraries.
+impl From<kiln_engine::ErrorKind> for ErrorKind {
+    fn from(kind: kiln_engine::ErrorKind) -> ErrorKind {
+        use kiln_engine::ErrorKind::*;
+        match kind {
+            Value => ErrorKind::Usage,
+            Cancelled => ErrorKind::Cancelled,
+            Request | Input | Data | Lora | Model | Download | Device | TooLarge | OutOfMemory
+            | NotFinite | Diverged | File | Internal => ErrorKind::Failed,
         }
     }
 }
 
-/// Replaces request fields in backticks with the command line's options: `` `mask` `` becomes `--mask`.
-fn fields_to_options(text: &str) -> String {
-    let command = Cli::command();
-    let commands = ["generate", "train"].map(|name| command.find_subcommand(name));
-    let option = |field: &str| {
-        let arguments = commands.iter().flatten().flat_map(|command| command.get_arguments());
-        let mut arguments = arguments.filter(|argument| argument.get_id() == field);
-        arguments.next()?.get_long().map(|long| format!("--{long}"))
-    };
-    let words = text.split('`').enumerate().map(|(i, word)| match i % 2 {
-        0 => word.to_owned(),
-        _ => option(word).unwrap_or_else(|| format!("`{word}`")),
-    });
-    words.collect()
-}
-
-impl From<kiln_model::Error> for CliError {
-    fn from(error: kiln_model::Error) -> Self {
-        if matches!(error, kiln_model::Error::Cancelled) {
+impl<E: Explain> From<E> for CliError {
+    fn from(error: E) -> CliError {
+        if error.is_cancelled() {
             return CliError::cancelled();
         }
-        CliError { hint: hints::model(&error), ..CliError::new(error.to_string()) }
-    }
-}
-
-impl From<kiln_weights::Error> for CliError {
-    fn from(error: kiln_weights::Error) -> Self {
-        if matches!(error, kiln_weights::Error::Cancelled) {
-            return CliError::cancelled();
-        }
-        CliError { hint: hints::weights(&error), ..CliError::new(error.to_string()) }
-    }
-}
-
-impl From<kiln_image::Error> for CliError {
-    fn from(error: kiln_image::Error) -> Self {
-        let kind = match error {
-            // The name given with -o.
-            kiln_image::Error::Format { .. } => ErrorKind::Usage,
-            _ => ErrorKind::Failed,
-        };
-        CliError { kind, hint: hints::image(&error), ..CliError::new(error.to_string()) }
-    }
-}
-
-impl From<kiln_ops::Error> for CliError {
-    fn from(error: kiln_ops::Error) -> Self {
-        CliError { hint: hints::ops(&error), ..CliError::new(error.to_string()) }
-    }
-}
-
-impl From<kiln_train::Error> for CliError {
-    fn from(error: kiln_train::Error) -> Self {
-        use kiln_train::Error;
-        match error {
-            Error::Engine(error) => error.into(),
-            Error::Model(error) => error.into(),
-            Error::Weights(error) => error.into(),
-            Error::Image(error) => error.into(),
-            Error::Ops(error) => error.into(),
-            Error::Models(error) => error.into(),
-            Error::Context { doing, source } => {
-                let mut error = CliError::from(*source);
-                error.add_context(doing);
-                error
-            }
-            Error::Value { what, hint, .. } => {
-                let hint =
-                    hint.map_or_else(|| "see `kiln train --help`".into(), |hint| fields_to_options(&hint));
-                CliError::usage(fields_to_options(&what)).hint(hint)
-            }
-            Error::Settings(_) => {
-                CliError { hint: hints::train(&error), ..CliError::usage(error.to_string()) }
-            }
-            error => CliError { hint: hints::train(&error), ..CliError::new(error.to_string()) },
-        }
-    }
-}
-
-impl From<kiln_hub::Error> for CliError {
-    fn from(error: kiln_hub::Error) -> Self {
-        match &error {
-            kiln_hub::Error::Cancelled => CliError::cancelled(),
-            kiln_hub::Error::InvalidName { .. } | kiln_hub::Error::Variable { .. } => CliError {
-                kind: ErrorKind::Usage,
-                hint: hints::hub(&error),
-                ..CliError::new(error.to_string())
-            },
-            _ => CliError { hint: hints::hub(&error), ..CliError::new(error.to_string()) },
-        }
-    }
-}
-
-impl From<kiln_models::Error> for CliError {
-    fn from(error: kiln_models::Error) -> Self {
-        use kiln_models::Error;
-        match error {
-            Error::Usage { what, hint } => CliError::usage(what).hint(hint),
-            Error::Missing { what, hint } => CliError::new(what).hint(hint),
-            Error::Open { source, hint: None } => (*source).into(),
-            Error::Open { source, hint } => CliError { hint, ..CliError::from(*source) },
-            Error::Hub(error) => error.into(),
+        CliError {
+            kind: error.kind().into(),
+            message: error.message().say(&options::name),
+            context: error.context().into_iter().map(str::to_owned).collect(),
+            hint: error
+                .hint()
+                .and_then(|hint| hint.say(&options::name))
+                .or_else(|| hints::of_kind(error.kind())),
         }
     }
 }
@@ -264,6 +169,18 @@ mod tests {
         assert_eq!(hint(CliError::cancelled()), None);
         let unfit = kiln_engine::Error::request("the mask is odd");
         assert!(CliError::from(unfit).hint.unwrap().contains("--help"));
+    }
+
+    #[test]
+    fn every_kind_has_the_documented_exit_code() {
+        let table = include_str!("../../../docs/errors.md");
+        for kind in kiln_engine::ErrorKind::ALL {
+            let row = table.lines().find(|line| line.starts_with(&format!("| {} |", kind.name())));
+            let exit =
+                row.unwrap_or_else(|| panic!("{kind:?} is not in the table")).split(" | ").nth(2).unwrap();
+            let error = CliError::from(kiln_engine::Error::refused(*kind, "odd"));
+            assert_eq!(error.exit_code(), ExitCode::from(exit.parse::<u8>().unwrap()), "{kind:?}");
+        }
     }
 
     #[test]

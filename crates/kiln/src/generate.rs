@@ -25,7 +25,7 @@ use crate::output::{self, ImageName, Output, SaveOptions};
 use crate::preview::Screen;
 use crate::progress::{ProgressEvent, Reporter};
 use crate::upsample::Upsampling;
-use crate::{cache, hints, hub, models, settings};
+use crate::{cache, hub, models, settings};
 use prompts::PromptFile;
 use size::SizeOptions;
 pub use size::{Aspect, parse_size};
@@ -134,14 +134,18 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     let model = Arc::new(location.open_with(&components)?);
     if let Some(remark) = model.variant_remark() {
-        reporter.note(&format!("using the model as {}: {remark}", model.variant));
+        reporter.note(&format!("using the model as {}: {remark}; set it with --variant", model.variant));
     }
     size.apply(&mut request, &model);
     let mut requests = file.requests(request)?;
     if has_own_prompts {
         for request in &mut requests {
-            let note = kiln_engine::wildcards::expand(request, args.wildcards.as_deref())?;
-            note.iter().for_each(|note| reporter.note(note));
+            let unknown = kiln_engine::wildcards::expand(request, args.wildcards.as_deref())?;
+            if let Some(name) = unknown {
+                reporter.note(&format!(
+                    "`__{name}__` stays as it is: name the folder of `{name}.txt` with --wildcards"
+                ));
+            }
         }
     }
     let mut engine_settings = args.machine.settings()?;
@@ -197,13 +201,7 @@ fn rewrite_prompts(
 }
 
 fn plan_requests(model: &Arc<Model>, requests: &[Request]) -> Result<Vec<Arc<Plan>>, CliError> {
-    let plan = |request| match Plan::new(model, request, &LocalFiles) {
-        Ok(plan) => Ok(Arc::new(plan)),
-        Err(error @ Error::MissingComponent { component, .. }) => {
-            Err(CliError::from(error).hint(hints::missing_component(model, component)))
-        }
-        Err(error) => Err(error.into()),
-    };
+    let plan = |request| Ok::<_, CliError>(Arc::new(Plan::new(model, request, &LocalFiles)?));
     let plans = requests.iter().enumerate().map(|(i, request)| match requests.len() {
         1 => plan(request),
         count => plan(request).with_context(|| format!("planning prompt {} of {count}", i + 1)),

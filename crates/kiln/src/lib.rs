@@ -21,6 +21,7 @@ mod hub;
 mod info;
 mod man;
 mod models;
+mod options;
 mod output;
 mod preview;
 mod progress;

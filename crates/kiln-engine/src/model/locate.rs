@@ -58,10 +58,7 @@ pub(super) fn locate(path: &Path, transformer_named: bool, sources: &SourceCache
         [] => Ok(Located::Folder(folder)),
         several => Err(Error::config(
             &folder,
-            format!(
-                "there are several transformers in it: {}; name one of them with -m or --transformer",
-                quoted_names(several)
-            ),
+            format!("there are several transformers in it: {}", quoted_names(several)),
         )),
     }
 }

@@ -11,6 +11,7 @@ mod component_paths;
 mod diffusers;
 mod locate;
 mod manifest;
+mod missing;
 mod search;
 mod vae_file;
 mod variant;
@@ -37,7 +38,7 @@ use vae_file::VaeFiles;
 pub use variant::{VariantSource, find_variant};
 pub use vocabulary::Vocabulary;
 
-use crate::error::{Error, MissingComponent, Result};
+use crate::error::{Error, Result};
 use crate::memory::MemoryEstimate;
 use crate::once::TryOnceLock;
 use crate::residency::WeightBytes;
@@ -150,7 +151,7 @@ impl Model {
             Some((other, VariantSource::Stated))
                 if other != self.variant && self.overrides.variant.is_none() =>
             {
-                Some(format!("but the transformer's file says {other}; set it with --variant"))
+                Some(format!("but the transformer's file says {other}"))
             }
             _ => None,
         }
@@ -316,28 +317,6 @@ impl Model {
     /// Returns the width and height of the images that published models of its family are trained for.
     fn full_size(&self) -> usize {
         self.variant.family.full_size
-    }
-
-    /// Returns the error for a request that needs a component which the model lacks.
-    pub(crate) fn missing_component(&self, component: MissingComponent) -> Error {
-        let (path, name) = (self.path.display(), component.name());
-        let kind = match component {
-            MissingComponent::Vae => Component::Vae,
-            MissingComponent::TextEncoder => Component::TextEncoder,
-        };
-        let what = match (self.candidates(kind), &self.searched_folders[..]) {
-            (Some(files), _) => {
-                format!("several files could be the {kind} of `{path}`: {}", search::quoted_names(files))
-            }
-            (None, []) => format!("the model `{path}` has no `{name}/config.json`"),
-            (None, folders) => {
-                let folders: Vec<_> = folders.iter().map(|p| format!("`{}`", p.display())).collect();
-                let unusable: String = self.unusable.iter().map(|reason| format!("; {reason}")).collect();
-                let name = name.replace('_', " ");
-                format!("there is no {name} for `{path}` in {}{unusable}", folders.join(", "))
-            }
-        };
-        Error::MissingComponent { what, component }
     }
 
     /// Checks that the components belong together, before anything is loaded: mixing those of different models is the

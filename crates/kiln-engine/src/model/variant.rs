@@ -21,10 +21,8 @@ impl VariantSource {
     pub fn remark(self) -> Option<&'static str> {
         match self {
             VariantSource::Stated => None,
-            VariantSource::Name => Some("a guess from the file's name; set it with --variant"),
-            VariantSource::Default => {
-                Some("a guess, since nothing in the file says it; set it with --variant")
-            }
+            VariantSource::Name => Some("a guess from the file's name"),
+            VariantSource::Default => Some("a guess, since nothing in the file says it"),
         }
     }
 

@@ -41,7 +41,7 @@ impl<B: Backend> Pipeline<B> {
         let unit = self.model.pixels_per_token() as u32;
         if width.min(height) == 0 || width % unit != 0 || height % unit != 0 {
             let what = format!("an image of {width}x{height} can't be encoded");
-            return Err(Error::request(what).hint(format!("its sides must be multiples of {unit}")));
+            return Err(Error::request(what).with_hint(format!("its sides must be multiples of {unit}")));
         }
         let tokens = self.autoencoder(vae)?.encode(&self.backend, image, observer)?;
         let tokens = self.backend.download(&tokens)?;

@@ -7,24 +7,24 @@ use kiln_tensor::HostTensor;
 
 use super::contents::Prompt;
 use super::upscale;
-use crate::error::{Error, MissingComponent, Result};
+use crate::error::{Error, Field, MissingComponent, Result};
 use crate::inputs::check_finite;
 use crate::model::Model;
 use crate::noise::MAX_IMAGES;
 use crate::request::{DEFAULT_CACHE_THRESHOLD, MAX_TOKENS, Request, ScheduleKind};
+use crate::{hint, text};
 
 /// Default exponent of the power schedule.
 pub(super) const RHO: f32 = 2.0;
 
 /// Refuses fields that exclude or require each other, before any file is read.
 pub(super) fn check_fields(request: &Request) -> Result<()> {
-    let needs = |field: &str, other: &str, what: &str| {
-        Err(Error::combination(format!("`{field}` needs `{other}`"))
-            .hint(format!("give {what} as `{other}`")))
+    let needs = |field: Field, other: Field, what: &'static str| {
+        Err(Error::value(text![field, " needs ", other]).with_hint(hint!["give ", what, " as ", other]))
     };
     if let Some(field) = empty_file(request) {
-        return Err(Error::combination(format!("`{field}` needs a file, found an empty name"))
-            .hint(format!("name a file, or leave out `{field}`")));
+        return Err(Error::value(text![field, " needs a file, found an empty name"])
+            .with_hint(hint!["name a file"; "leave out ", field]));
     }
     if let Some(lora) = request.loras.iter().find(|lora| !lora.weight.is_finite()) {
         let (path, weight) = (lora.path.display(), lora.weight);
@@ -35,17 +35,18 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
     upscale::check(request)?;
     let (init, mask) = (request.init.is_some(), request.mask.is_some());
     if mask && !init {
-        return needs("mask", "init", "the image that the mask belongs to");
+        return needs(Field::Mask, Field::Init, "the image that the mask belongs to");
     }
     if request.strength.is_some() && !init {
-        return needs("strength", "init", "the image to start from");
+        return needs(Field::Strength, Field::Init, "the image to start from");
     }
     if request.mask_padding.is_some() && !mask {
-        return needs("mask_padding", "mask", "the area to change");
+        return needs(Field::MaskPadding, Field::Mask, "the area to change");
     }
     if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-        return Err(Error::combination("`rho` needs `schedule` power")
-            .hint("choose `schedule` power, or leave out `rho`"));
+        let power = || Field::Schedule.to("power");
+        return Err(Error::value(text![Field::Rho, " needs ", power()])
+            .with_hint(hint!["choose ", power(); "leave out ", Field::Rho]));
     }
     if let Some(tokens) = request.max_tokens.filter(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
         let what = format!("the number of text tokens must be between 1 and {MAX_TOKENS}, found {tokens}");
@@ -53,37 +54,40 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
     }
     if request.embeds.is_some() {
         if !request.negative_prompts.is_empty() {
-            return Err(Error::combination("`negative_prompts` and `embeds` can't be combined")
-                .hint("put `negative_prompt_embeds` into the file of embeddings"));
+            return Err(Error::value(text![
+                Field::NegativePrompt,
+                " and ",
+                Field::Embeds,
+                " can't be combined"
+            ])
+            .with_hint("put `negative_prompt_embeds` into the file of embeddings"));
         }
         return Ok(());
     }
     let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
     if prompts == 0 && request.upscale.is_none() {
-        return Err(Error::combination("no prompt was given").hint(
+        return Err(Error::value("no prompt was given").with_hint(
             "describe the image: kiln generate \"a red apple on a blue background\"; `-` reads it from standard input",
         ));
     }
     if negatives > 1 && negatives != prompts.max(1) {
-        return Err(Error::combination(format!(
-            "{negatives} negative prompts were given for {prompts} prompts"
-        ))
-        .hint("give one for all, or one for each prompt"));
+        return Err(Error::value(format!("{negatives} negative prompts were given for {prompts} prompts"))
+            .with_hint("give one for all, or one for each prompt"));
     }
     Ok(())
 }
 
 /// Returns the first field whose file has an empty name, such as an unset variable of a script.
-fn empty_file(request: &Request) -> Option<&'static str> {
+fn empty_file(request: &Request) -> Option<Field> {
     let one = [
-        ("vae", &request.vae),
-        ("embeds", &request.embeds),
-        ("init", &request.init),
-        ("mask", &request.mask),
-        ("noise", &request.noise),
+        (Field::Vae, &request.vae),
+        (Field::Embeds, &request.embeds),
+        (Field::Init, &request.init),
+        (Field::Mask, &request.mask),
+        (Field::Noise, &request.noise),
     ];
     let one = one.into_iter().flat_map(|(field, file)| file.iter().map(move |file| (field, file)));
-    let mut all = one.chain(request.references.iter().map(|file| ("references", file)));
+    let mut all = one.chain(request.references.iter().map(|file| (Field::References, file)));
     all.find(|(_, file)| file.path.as_os_str().is_empty()).map(|(field, _)| field)
 }
 
@@ -107,7 +111,7 @@ pub(super) fn check_components(model: &Model, prompt: &Prompt, request: &Request
         let (file, shape) = (path.display(), text.shape());
         let what = format!("`{file}` has prompt embeddings of shape {shape}, expected [tokens, {dim}]");
         return Err(
-            Error::request(what).hint("they must come from the text encoder that belongs to this model")
+            Error::request(what).with_hint("they must come from the text encoder that belongs to this model")
         );
     }
     prompts.iter().chain(negatives).try_for_each(|text| check_finite(path, "prompt embeddings", text))
@@ -123,8 +127,8 @@ pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usi
     let per_prompt = requested.unwrap_or((seeds / prompts.max(1)).max(1));
     if per_prompt.checked_mul(prompts) != Some(seeds) {
         let images = per_prompt.saturating_mul(prompts);
-        return Err(Error::combination(format!("{seeds} seeds were given for {images} images"))
-            .hint("give one seed for all, or one for each image"));
+        return Err(Error::value(format!("{seeds} seeds were given for {images} images"))
+            .with_hint("give one seed for all, or one for each image"));
     }
     Ok(per_prompt)
 }
@@ -135,7 +139,7 @@ pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
         0 => Err(Error::value("there is nothing to generate: no prompt, or a batch of 0")),
         n if n > MAX_IMAGES => {
             Err(Error::value(format!("{n} images are too many for one request; at most {MAX_IMAGES}"))
-                .hint("split it into several requests"))
+                .with_hint("split it into several requests"))
         }
         n => Ok(n),
     }
@@ -211,12 +215,16 @@ pub(super) fn text_layers(model: &Model, request: &Request, notes: &mut Vec<Stri
     let expected = model.transformer.config.joint_attention_dim / config.hidden_size;
     if layers.len() != expected {
         let what = format!("the transformer takes {expected} text layers, found {}", layers.len());
-        return Err(Error::value(what).hint("leave out `text_layers` for the model's own"));
+        return Err(Error::value(what).with_hint(hint![
+            "leave out ",
+            Field::TextLayers,
+            " for the model's own"
+        ]));
     }
     if let Some(layer) = layers.iter().find(|layer| **layer > config.num_hidden_layers) {
         let count = config.num_hidden_layers;
         let what = format!("the text encoder has {count} layers, found text layer {layer}");
-        return Err(Error::value(what).hint("0 is the embedding, 1 the first layer"));
+        return Err(Error::value(what).with_hint("0 is the embedding, 1 the first layer"));
     }
     Ok(layers)
 }
@@ -228,7 +236,7 @@ pub(super) fn cache(model: &Model, request: &Request, notes: &mut Vec<String>) -
         return Err(Error::value(format!(
             "the threshold of the step cache must be a number from 0 to 1, found {threshold}"
         ))
-        .hint(format!(
+        .with_hint(format!(
             "0 switches it off, {DEFAULT_CACHE_THRESHOLD} is a good start, more is faster and less exact"
         )));
     }

@@ -11,7 +11,8 @@ use kiln_weights::{DoraRule, Lora};
 use super::checks::round_side;
 use super::contents::{InitImage, PlannedLora, Prompt, StartingPoint};
 use super::upscale;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Field, Result};
+use crate::hint;
 use crate::inputs::{self, InputImage, InputResolver};
 use crate::model::{Model, VaeFile};
 use crate::noise::NoiseSource;
@@ -39,7 +40,7 @@ pub(super) fn read_prompt(
     if negatives.len() > 1 && negatives.len() != count {
         let found = negatives.len();
         let what = format!("`{path}` has {found} negative prompt embeddings for {count} prompts");
-        return Err(Error::request(what).hint("give one for all, or one for each prompt"));
+        return Err(Error::request(what).with_hint("give one for all, or one for each prompt"));
     }
     resolved.embeds = Some(tensors.file);
     let row = request.batch_position.and_then(|position| position.embeds_row);
@@ -112,7 +113,11 @@ fn check_latent_space(model: &Model, file: &VaeFile, notes: &mut Vec<String>) ->
     let (path, name) = (file.path.display(), model.recorded_name());
     let what = format!("the autoencoder `{path}` is of another model: `{name}` has latents of its own");
     if model.trained_sides().is_some() {
-        return Err(Error::request(what).hint("leave out `vae`: the model has its own autoencoder"));
+        return Err(Error::request(what).with_hint(hint![
+            "leave out ",
+            Field::Vae,
+            ": the model has its own autoencoder"
+        ]));
     }
     notes.push(format!("{what}; the image will probably be wrong"));
     Ok(())
@@ -261,7 +266,7 @@ pub(super) fn read_noise(
             "`{path}` has noise of shape {shape}, expected [{images}, {channels}, {height}, {width}] or \
              [{images}, {tokens}, {channels}]"
         ))
-        .hint("the noise is a sixteenth of the image in width and height: choose a size that fits"));
+        .with_hint("the noise is a sixteenth of the image in width and height: choose a size that fits"));
     }
     inputs::check_finite(&file.path, "noise", &noise)?;
     Ok(NoiseSource::Given(noise))

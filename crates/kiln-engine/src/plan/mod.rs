@@ -197,7 +197,7 @@ impl Plan {
         Err(Error::value(format!(
             "a {format} file has at most {max} pixels a side, the image {width}x{height}"
         ))
-        .hint("choose PNG, or a smaller size"))
+        .with_hint("choose PNG, or a smaller size"))
     }
 
     /// Returns the token grid: height and width; of a tile when upscaling.
@@ -373,7 +373,7 @@ impl Plan {
                 "{count} reference images take {references} tokens, {rows} with text and image; the model has \
                  {positions} positions"
             ))
-            .hint("give fewer or smaller references"));
+            .with_hint("give fewer or smaller references"));
         }
         if self.references.len() >= MANY_REFERENCES {
             let (count, config) = (self.references.len(), &self.model.transformer.config);

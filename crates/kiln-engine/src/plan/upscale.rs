@@ -15,11 +15,12 @@ use kiln_model::schedule::Schedule;
 use super::checks::{check_steps, round_side, spacing};
 use super::contents::StartingPoint;
 use super::files::read_image;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::inputs::InputResolver;
 use crate::model::Model;
 use crate::once::TryOnceLock;
 use crate::request::Request;
+use crate::{hint, text};
 
 /// Default noise level that tiles start from: new detail, but nothing moves.
 const STRENGTH: f64 = 0.35;
@@ -68,30 +69,35 @@ impl UpscaleInputs {
 pub(super) fn check(request: &Request) -> Result<()> {
     let Some(scale) = request.upscale else {
         return match request.tile_size {
-            Some(_) => Err(Error::combination("`tile_size` needs `upscale`")
-                .hint("choose a factor of 2 or 4 with `upscale`")),
+            Some(_) => Err(Error::value(text![Field::TileSize, " needs ", Field::Upscale])
+                .with_hint(hint!["choose a factor of 2 or 4 with ", Field::Upscale])),
             None => Ok(()),
         };
     };
     if scale != 2 && scale != 4 {
-        return Err(Error::value(format!("`upscale` must be 2 or 4, found {scale}")));
+        return Err(Error::value(text![Field::Upscale, format!(" must be 2 or 4, found {scale}")]));
     }
     if request.init.is_none() {
-        return Err(Error::combination("`upscale` needs `init`").hint("give the image to enlarge as `init`"));
+        return Err(Error::value(text![Field::Upscale, " needs ", Field::Init])
+            .with_hint(hint!["give the image to enlarge as ", Field::Init]));
     }
     if let Some(strength) = request.strength.filter(|strength| !(*strength > 0.0 && *strength <= 1.0)) {
         let what = format!("to upscale, strength must be above 0 and at most 1, found {strength}");
-        return Err(Error::value(what).hint("0.2 stays close to the image, 0.5 invents detail"));
+        return Err(Error::value(what).with_hint("0.2 stays close to the image, 0.5 invents detail"));
     }
     let excluded = [
-        ("mask", request.mask.is_some()),
-        ("width", request.width.is_some()),
-        ("height", request.height.is_some()),
-        ("sigmas", !request.sigmas.is_empty()),
+        (Field::Mask, request.mask.is_some()),
+        (Field::Width, request.width.is_some()),
+        (Field::Height, request.height.is_some()),
+        (Field::Sigmas, !request.sigmas.is_empty()),
     ];
     match excluded.iter().find(|(_, given)| *given) {
-        Some((field, _)) => Err(Error::combination(format!("`{field}` and `upscale` can't be combined"))
-            .hint(format!("leave out `{field}`: the result is the image, {scale} times as large"))),
+        Some((field, _)) => Err(Error::value(text![*field, " and ", Field::Upscale, " can't be combined"])
+            .with_hint(hint![
+                "leave out ",
+                *field,
+                format!(": the result is the image, {scale} times as large")
+            ])),
         None => Ok(()),
     }
 }
@@ -123,7 +129,7 @@ pub(super) fn read(
         return Err(Error::request(format!(
             "an image of {width}x{height} can't be upscaled by {scale}: the result may have at most {MAX_SIDE} pixels a side"
         ))
-        .hint("use a smaller factor or image"));
+        .with_hint("use a smaller factor or image"));
     }
     let unit = model.pixels_per_token() as u32;
     let overlap = (side / 8).max(OVERLAP.min(side / 2));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_engine::{
-    BatchLimit, Error, Event, GeneratedImage, ImageCollector, LoraRef, Plan, Request, Session,
+    BatchLimit, Error, Event, Explain, GeneratedImage, ImageCollector, LoraRef, Plan, Request, Session,
 };
 use kiln_golden::testdata;
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use kiln_cpu::{CpuBackend, CpuOptions};
 use kiln_engine::pipeline::{LoadOptions, Pipeline};
-use kiln_engine::{BatchLimit, Engine, Error, Event, GeneratedImage, Request, Sink, Task};
+use kiln_engine::{
+    BatchLimit, Engine, Error, ErrorKind, Event, Explain, GeneratedImage, Request, Sink, Task,
+};
 
 use crate::recording_sink::{Gate, RecordingSink, SinkCall, TIMEOUT, is_end, is_image, request, tiny};
 
@@ -204,7 +206,7 @@ fn an_error_of_the_sink_ends_its_task() {
             engine.generate(&[failing.task(&three), other.task(&klein.plan(&request("a dog", 2)))], &limit);
             engine.finish();
             let (error, images) = failing.error();
-            assert!(matches!(&error, Error::Request { what, .. } if what == "the disk is full"), "{error:?}");
+            assert_eq!((error.kind(), error.to_string()), (ErrorKind::Request, "the disk is full".into()));
             assert_eq!(images, refused);
             // Nothing follows the refused image.
             assert_eq!(*delivered.lock().unwrap(), (0..=refused).collect::<Vec<_>>());

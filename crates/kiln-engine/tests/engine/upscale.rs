@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use kiln_engine::{BatchLimit, Event, LocalFiles, Plan, Recipe, Request};
+use kiln_engine::{BatchLimit, Event, Explain, LocalFiles, Plan, Recipe, Request};
 use kiln_image::{Format, RgbImage};
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kiln_cpu::{CpuBackend, CpuOptions};
 use kiln_engine::pipeline::{BatchMember, LoadOptions, PendingOutput, Pipeline, PipelineOutput};
-use kiln_engine::{BatchLimit, Error, Event, LocalFiles, Model, Plan, Request};
+use kiln_engine::{BatchLimit, Error, Event, Explain, LocalFiles, Model, Plan, Request};
 use kiln_golden::{Checkpoint, TestInputs, testdata};
 use kiln_image::RgbImage;
 use kiln_model::Observer;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kiln_engine::{ComponentFile, Model, VariantSource, config_key, find_variant};
+use kiln_engine::{ComponentFile, Field, Model, VariantSource, config_key, find_variant, hint, text};
 use kiln_family::Variant;
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
@@ -12,7 +12,7 @@ use kiln_weights::{Component, WeightSource};
 use serde_json::{Value, json};
 
 use super::folder::AtomicFolder;
-use super::{ExportWatcher, OutKind, opened, refuse_input, write_error, written};
+use super::{ExportWatcher, OutKind, opened, refuse_input, write_error};
 use crate::error::{Error, Result};
 use crate::folders::ModelFolders;
 use crate::location::ModelLocation;
@@ -85,7 +85,7 @@ impl SourceComponent {
         let missing = || {
             Error::missing(
                 format!("the model `{}` has no {component}", model.path.display()),
-                "`kiln info` shows what it has; --part names another part",
+                hint!["`kiln info` shows what it has"; "name another part with ", Field::Part],
             )
         };
         let weights = weights.ok_or_else(missing)?;
@@ -143,8 +143,8 @@ impl SourceComponent {
         let path = self.weights.path().display();
         if self.component != Component::Transformer {
             return Err(Error::usage(
-                format!("--variant is about a transformer, `{path}` is a {}", self.component),
-                "leave out --variant",
+                text![Field::Variant, format!(" is about a transformer, `{path}` is a {}", self.component)],
+                hint!["leave out ", Field::Variant],
             ));
         }
         if has_guidance(&self.weights) != variant.embeds_guidance() {
@@ -197,13 +197,13 @@ impl SourceComponent {
         let update = &mut |done, total| watcher.update(done, total);
         let writing = || format!("writing `{}`", out.display());
         if to_file {
-            return written(export(&self.weights, out, &export_options, update), writing);
+            return opened(export(&self.weights, out, &export_options, update), writing);
         }
         let folder = AtomicFolder::create(out)?;
         let stem = if self.component == Component::TextEncoder { "model" } else { "diffusion_pytorch_model" };
         let shard_size = options.shard_size.unwrap_or(SHARD_SIZE);
         let report = export_shards(&self.weights, folder.path(), (stem, shard_size), &export_options, update);
-        let report = written(report, writing)?;
+        let report = opened(report, writing)?;
         self.write_config(folder.path())?;
         folder.commit()?;
         Ok(report)

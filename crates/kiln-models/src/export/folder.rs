@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use kiln_base::TemporaryFolder;
 
 use super::{ExportWatcher, read_error, write_error};
+use kiln_engine::{Field, hint};
+
 use crate::error::{Error, Result};
 
 /// A new folder that gets its name with [`commit`](AtomicFolder::commit). Dropped before, it leaves nothing behind.
@@ -23,7 +25,7 @@ impl AtomicFolder {
         let temporary = TemporaryFolder::create(parent).map_err(|e| {
             Error::missing(
                 format!("can't create a folder in `{}`: {e}", parent.display()),
-                "choose another OUT",
+                hint!["choose another ", Field::Out],
             )
         })?;
         Ok(AtomicFolder { temporary, target: path.to_path_buf() })
@@ -47,7 +49,7 @@ impl AtomicFolder {
             // By another process, meanwhile.
             return Err(Error::missing(
                 format!("`{}` exists already", self.target.display()),
-                "another program made it meanwhile: choose another OUT",
+                hint!["another program made it meanwhile: choose another ", Field::Out],
             ));
         }
         let AtomicFolder { temporary, target } = self;

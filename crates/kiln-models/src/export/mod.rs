@@ -16,6 +16,8 @@ pub use quant_type::QuantType;
 pub use quantize::{QuantizeOptions, quantize_model};
 pub use report::report_properties;
 
+use kiln_engine::{Explain, Field, hint};
+
 use crate::error::{Error, Result};
 
 const CHECK_DISK: &str = "check that the disk is not full and the folder is writable";
@@ -41,15 +43,6 @@ pub trait ExportWatcher {
 
 /// Watches nothing.
 impl ExportWatcher for () {}
-
-/// Converts an error of writing weights.
-fn written<T>(result: kiln_weights::Result<T>, doing: impl FnOnce() -> String) -> Result<T> {
-    result.map_err(|error| {
-        let is_write = matches!(error, kiln_weights::Error::Io { doing: "write", .. });
-        let hint = is_write.then(|| CHECK_DISK.to_owned());
-        Error::Open { source: Box::new(with_context(error.into(), doing())), hint }
-    })
-}
 
 /// Adds what was being done; cancellation stays as it is.
 fn with_context(error: kiln_engine::Error, doing: String) -> kiln_engine::Error {
@@ -83,14 +76,17 @@ impl OutKind {
         if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
             return Err(Error::missing(
                 format!("there is no folder `{}`", parent.display()),
-                "create it, or choose another OUT",
+                hint!["create it"; "choose another ", Field::Out],
             ));
         }
         kiln_base::remove_stale(parent.unwrap_or(Path::new(".")));
         match out.metadata() {
             Ok(found) if kind != OutKind::Folder && !found.is_file() => {
                 let what = if found.is_dir() { "a folder" } else { "not a regular file" };
-                Err(Error::missing(format!("`{}` is {what}", out.display()), "choose another OUT"))
+                Err(Error::missing(
+                    format!("`{}` is {what}", out.display()),
+                    hint!["choose another ", Field::Out],
+                ))
             }
             _ if kind == OutKind::Folder && out.symlink_metadata().is_ok() => Err(Error::missing(
                 format!("`{}` exists already", out.display()),
@@ -114,7 +110,11 @@ impl OutKind {
             Some(version) if version.starts_with(|c: char| c.is_ascii_digit()) => Ok(OutKind::Folder),
             _ => Err(Error::usage(
                 format!("can't write `{text}`: Kiln writes .safetensors and .gguf files, and folders"),
-                "end OUT in .safetensors or .gguf; a folder's name has no extension, or ends in `/`",
+                hint![
+                    "end ",
+                    Field::Out,
+                    " in .safetensors or .gguf; a folder's name has no extension, or ends in `/`"
+                ],
             )),
         }
     }
@@ -130,7 +130,7 @@ fn refuse_input<'p>(out: &Path, read: impl IntoIterator<Item = &'p Path>) -> Res
                 out.display(),
                 file.display()
             ),
-            "choose another OUT",
+            hint!["choose another ", Field::Out],
         )),
     }
 }

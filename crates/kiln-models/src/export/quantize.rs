@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use kiln_engine::Model;
+use kiln_engine::{Field, Model, hint, text};
 use kiln_family::Variant;
 use kiln_weights::Component;
 use kiln_weights::export::{Container, Options, TensorNames, export};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::component::{ConvertOptions, SourceComponent, without_quantization};
 use super::folder::{AtomicFolder, copy_files, copy_folder};
-use super::{ExportWatcher, OutKind, QuantType, read_error, write_error, written};
+use super::{ExportWatcher, OutKind, QuantType, opened, read_error, write_error};
 use crate::error::{Error, Result};
 use crate::folders::ModelFolders;
 
@@ -44,8 +44,13 @@ pub fn quantize_model(
     }
     if kind == OutKind::Folder && options.variant.is_some() {
         return Err(Error::usage(
-            "--variant needs a file as OUT: a folder has the model's own model_index.json",
-            "leave out --variant, or end OUT in .safetensors or .gguf",
+            text![
+                Field::Variant,
+                " needs a file as ",
+                Field::Out,
+                ": a folder has the model's own model_index.json"
+            ],
+            hint!["leave out ", Field::Variant; "end ", Field::Out, " in .safetensors or .gguf"],
         ));
     }
     if kind == OutKind::Folder {
@@ -67,8 +72,8 @@ fn check_container(to: QuantType, kind: OutKind, out: &Path) -> Result<()> {
     }
     let (to, out) = (to.name(), out.display());
     Err(Error::usage(
-        format!("{to} requires a {expected} file, OUT is `{out}`"),
-        format!("end OUT in {expected}, or choose another type with --to"),
+        text![format!("{to} requires a {expected} file, "), Field::Out, format!(" is `{out}`")],
+        hint!["end ", Field::Out, format!(" in {expected}"); "choose another type with ", Field::To],
     ))
 }
 
@@ -77,11 +82,11 @@ fn check_component(to: QuantType, component: Component) -> Result<()> {
     match component {
         Component::Vae => Err(Error::usage(
             "a VAE has no layers to quantize",
-            "quantize the transformer or the text encoder; `kiln convert --dtype` changes a VAE's type",
+            hint!["quantize the transformer or the text encoder"; "change a VAE's type with `kiln convert`"],
         )),
         Component::TextEncoder if to == QuantType::Int8 => Err(Error::usage(
             "int8 is a type for transformers, not for text encoders",
-            "choose another type with --to, such as q8_0 or fp8",
+            hint!["choose another type with ", Field::To, ", such as q8_0 or fp8"],
         )),
         _ => Ok(()),
     }
@@ -100,7 +105,7 @@ fn to_file(
         source.refuse_as_output(out)?;
         let update = &mut |done, total| watcher.update(done, total);
         let report = quantize(&source.weights, out, threads, update);
-        return written(report, || format!("quantizing `{}`", input.display()));
+        return opened(report, || format!("quantizing `{}`", input.display()));
     };
     source.write(out, &ConvertOptions { names: None, storage, threads, shard_size: None }, watcher)
 }
@@ -144,7 +149,7 @@ impl SourceModel {
             };
             return Err(Error::missing(
                 format!("`{}` {what}", input.display()),
-                "to quantize a single file, give a .safetensors or .gguf file as OUT",
+                hint!["to quantize a single file, give a .safetensors or .gguf file as ", Field::Out],
             ));
         };
         let (component, name) = match component {
@@ -190,7 +195,7 @@ impl SourceModel {
                 export(&source.weights, &file, &export_options, update)
             }
         };
-        let report = written(report, || format!("quantizing `{}`", from.display()))?;
+        let report = opened(report, || format!("quantizing `{}`", from.display()))?;
         let is_weights =
             |name: &str| [".safetensors", ".gguf", ".index.json"].iter().any(|end| name.ends_with(end));
         copy_folder(&from, &folder, &|name| !is_weights(name), watcher)?;

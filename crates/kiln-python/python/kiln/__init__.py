@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import _kiln
 from ._files import convert, info, pull, quantize
 from ._image import Image, Note, Preview, Progress
-from ._kiln import Cancelled, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
+from ._kiln import Cancelled, DeviceError, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
 from ._model import Model, load
 from ._step import Step
 from ._stream import Stream
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cancelled",
+    "DeviceError",
     "Flux2KleinInpaintPipeline",
     "Flux2KleinKVPipeline",
     "Flux2KleinPipeline",

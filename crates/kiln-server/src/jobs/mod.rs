@@ -9,6 +9,7 @@ mod decode_budget;
 mod decoded_cache;
 pub(crate) mod downloads;
 mod ends;
+mod explained;
 pub(crate) mod fair_queue;
 pub(crate) mod generator;
 pub(crate) mod health;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use kiln_base::hex;
-use kiln_engine::Model;
+use kiln_engine::{Field, Model, hint};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -128,15 +128,15 @@ impl Dataset {
             let shown = shown.collect::<Vec<_>>().join("\n");
             let what = format!("{} of the pictures can't be used\n{shown}", problems.len());
             if !options.skip_bad {
-                let hint = "repair or remove them, or leave them out with --skip-bad";
-                return Err(Error::data(what).hint(hint));
+                let hint = hint!["repair or remove them"; "leave them out with ", Field::SkipBad.on()];
+                return Err(Error::data(what).with_hint(hint));
             }
             items.retain(|item| {
                 std::iter::once(&item.image).chain(&item.references).all(|path| pictures.contains_key(path))
             });
             notes.push(format!("{what}\nthey are left out"));
             if items.is_empty() {
-                return Err(Error::data("no picture is left").hint("see the notes above"));
+                return Err(Error::data("no picture is left").with_hint("see the notes above"));
             }
         }
         check_captions(&items, &options)?;
@@ -202,10 +202,11 @@ fn check_captions(items: &[Item], options: &DataOptions) -> Result<()> {
     }
     let what =
         format!("{} of {} pictures have no caption: {}", missing.len(), items.len(), name_some(missing));
-    Err(Error::data(what).hint(
-        "write what each shows into a .txt file of the same name, give one word for all with --trigger, or train \
-         without captions with --no-captions",
-    ))
+    Err(Error::data(what).with_hint(hint![
+        "write what each shows into a .txt file of the same name";
+        "give one word for all with ", Field::Trigger;
+        "train without captions with ", Field::NoCaptions.on()
+    ]))
 }
 
 /// Notes about pictures to learn that are the same file.

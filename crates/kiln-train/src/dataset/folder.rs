@@ -20,7 +20,7 @@ pub fn list(path: &Path) -> Result<Listing> {
         (false, Some("csv")) => table::read_csv(path)?,
         (false, _) => {
             let what = format!("`{}` is not a folder, a .jsonl or a .csv file", path.display());
-            return Err(Error::data(what).hint("name the folder with the pictures"));
+            return Err(Error::data(what).with_hint("name the folder with the pictures"));
         }
     };
     if !listing.items.is_empty() {
@@ -30,7 +30,7 @@ pub fn list(path: &Path) -> Result<Listing> {
         [] => "it is empty".to_owned(),
         files => format!("it has {}", name_some(files.iter().map(PathBuf::as_path))),
     };
-    Err(Error::data(format!("there are no pictures in `{}`: {found}", path.display())).hint(
+    Err(Error::data(format!("there are no pictures in `{}`: {found}", path.display())).with_hint(
         "pictures are .png, .jpg, .webp, .gif, .bmp and .tif files, captions .txt files of the same name",
     ))
 }
@@ -52,11 +52,11 @@ fn list_folder(folder: &Path) -> Result<Listing> {
         (Some(after), [_, ..]) => return list_pairs(after, &befores),
         (Some(after), []) => {
             let what = format!("`{}` has no folder `before` beside it", after.display());
-            return Err(Error::data(what).hint("for edits, put the pictures to start from into before/"));
+            return Err(Error::data(what).with_hint("for edits, put the pictures to start from into before/"));
         }
         (None, [before, ..]) => {
             let what = format!("`{}` has no folder `after` beside it", before.display());
-            return Err(Error::data(what).hint("for edits, put the edited pictures into after/"));
+            return Err(Error::data(what).with_hint("for edits, put the edited pictures into after/"));
         }
         (None, []) => {}
     }
@@ -148,7 +148,7 @@ fn read_caption(path: &Path) -> Result<Option<String>> {
     let bytes = fs::read(path).map_err(Error::io("read", path))?;
     let text = String::from_utf8(bytes).map_err(|_| {
         Error::data(format!("the caption `{}` is not UTF-8", path.display()))
-            .hint("save it as UTF-8, as every editor can")
+            .with_hint("save it as UTF-8, as every editor can")
     })?;
     let text = text.trim_start_matches('\u{feff}').split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Some(text).filter(|text| !text.is_empty()))
@@ -173,7 +173,8 @@ fn list_pairs(after: &Path, befores: &[&Path]) -> Result<Listing> {
             references.push(entries.picture(stem).cloned().ok_or_else(|| {
                 let what =
                     format!("`{}` has no picture of this name in `{}`", picture.display(), folder.display());
-                Error::data(what).hint("an edit is a picture in after/ and one of the same name in before/")
+                Error::data(what)
+                    .with_hint("an edit is a picture in after/ and one of the same name in before/")
             })?);
         }
         let mut caption = after.caption(stem)?;

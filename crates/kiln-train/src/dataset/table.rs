@@ -42,7 +42,7 @@ pub(super) fn read_csv(path: &Path) -> Result<Listing> {
     for (i, row) in rows.iter().enumerate() {
         if row.len() > columns.len() {
             let problem = format!("it has {} fields, the first line names {}", row.len(), columns.len());
-            return Err(wrong(path, i + 2, &problem).hint("put captions with commas into double quotes"));
+            return Err(wrong(path, i + 2, &problem).with_hint("put captions with commas into double quotes"));
         }
         let field = |name: &str| {
             let at = columns.iter().position(|column| column.trim().eq_ignore_ascii_case(name));
@@ -76,7 +76,7 @@ fn item(list: &Path, line: usize, field: impl Fn(&str) -> Result<Option<Value>>)
     };
     let image = first(&IMAGE)?.ok_or_else(|| {
         wrong(list, line, "it names no picture")
-            .hint(format!("the column of the picture is called {}", IMAGE.join(", ")))
+            .with_hint(format!("the column of the picture is called {}", IMAGE.join(", ")))
     })?;
     let caption = match first(&CAPTION)? {
         None => None,

@@ -1,5 +1,7 @@
 //! Checks of a request's values that need neither the model nor the pictures.
 
+use kiln_engine::{Field, text};
+
 use super::{SigmaLevels, TrainRequest};
 use crate::{Error, Result};
 
@@ -15,14 +17,14 @@ impl TrainRequest {
         if ranks != 0 && ranks != 4 {
             let hint =
                 "double blocks' attention, their MLPs, single blocks' input, their output: 128,64,64,32";
-            let what = format!("`ranks` needs four numbers, found {ranks}");
-            return Err(Error::value("ranks", what).hint(hint));
+            let what = text![Field::Ranks, format!(" needs four numbers, found {ranks}")];
+            return Err(Error::value(what).with_hint(hint));
         }
         match &self.sigmas {
             Some(SigmaLevels::List(levels))
                 if levels.iter().any(|level| !(*level > 0.0 && *level <= 1.0)) =>
             {
-                Err(Error::value("sigmas", "`sigmas` must be above 0 and at most 1"))
+                Err(Error::value(text![Field::Sigmas, " must be above 0 and at most 1"]))
             }
             _ => Ok(()),
         }
@@ -43,23 +45,23 @@ impl TrainRequest {
         let ends = |list: &[u32]| [list.iter().min().copied(), list.iter().max().copied()].map(number);
         let [[smallest, largest], [low, high]] = [ends(&self.resolution), ends(&self.ranks)];
         let counts = [
-            ("steps", self.steps, 1, 10_000_000),
-            ("batch", number(self.batch), 1, 1024),
-            ("accumulate", number(self.accumulate), 1, 1024),
-            ("repeats", number(self.repeats), 1, 10_000),
-            ("resolution", smallest, 64, 2048),
-            ("resolution", largest, 64, 2048),
-            ("rank", number(self.rank), 1, 1024),
-            ("ranks", low, 1, 1024),
-            ("ranks", high, 1, 1024),
-            ("factor", number(self.factor), 1, 4096),
-            ("save_every", self.save_every, 1, ANY),
-            ("sample_steps", number(self.sample_steps), 1, 1000),
+            (Field::Steps, self.steps, 1, 10_000_000),
+            (Field::Batch, number(self.batch), 1, 1024),
+            (Field::Accumulate, number(self.accumulate), 1, 1024),
+            (Field::Repeats, number(self.repeats), 1, 10_000),
+            (Field::Resolution, smallest, 64, 2048),
+            (Field::Resolution, largest, 64, 2048),
+            (Field::Rank, number(self.rank), 1, 1024),
+            (Field::Ranks, low, 1, 1024),
+            (Field::Ranks, high, 1, 1024),
+            (Field::Factor, number(self.factor), 1, 4096),
+            (Field::SaveEvery, self.save_every, 1, ANY),
+            (Field::SampleSteps, number(self.sample_steps), 1, 1000),
         ];
         for (field, count, min, max) in counts {
             let Some(found) = count.filter(|count| !(min..=max).contains(count)) else { continue };
             let range = if max == ANY { format!("at least {min}") } else { format!("from {min} to {max}") };
-            return Err(Error::value(field, format!("`{field}` must be {range}, found {found}")));
+            return Err(Error::value(text![field, format!(" must be {range}, found {found}")]));
         }
         Ok(())
     }
@@ -71,17 +73,17 @@ impl TrainRequest {
         let [below_one, above_zero, any] = ["from 0, below 1", "above 0", "0 or more"];
         let wrong = |number: Option<f32>, fits: fn(f32) -> bool| number.filter(|number| !fits(*number));
         let numbers = [
-            ("caption_dropout", wrong(self.caption_dropout, share), below_one),
-            ("reference_dropout", wrong(self.reference_dropout, share), below_one),
-            ("dropout", wrong(self.dropout, share), below_one),
-            ("ema", wrong(self.ema, share), below_one),
-            ("learning_rate", wrong(self.learning_rate, positive), above_zero),
-            ("alpha", wrong(self.alpha, positive), above_zero),
-            ("weight_decay", wrong(self.weight_decay, not_negative), any),
-            ("clip", wrong(self.clip, not_negative), any),
+            (Field::CaptionDropout, wrong(self.caption_dropout, share), below_one),
+            (Field::ReferenceDropout, wrong(self.reference_dropout, share), below_one),
+            (Field::Dropout, wrong(self.dropout, share), below_one),
+            (Field::Ema, wrong(self.ema, share), below_one),
+            (Field::LearningRate, wrong(self.learning_rate, positive), above_zero),
+            (Field::Alpha, wrong(self.alpha, positive), above_zero),
+            (Field::WeightDecay, wrong(self.weight_decay, not_negative), any),
+            (Field::Clip, wrong(self.clip, not_negative), any),
         ];
         if let Some((field, Some(found), range)) = numbers.into_iter().find(|(_, wrong, _)| wrong.is_some()) {
-            return Err(Error::value(field, format!("`{field}` must be {range}, found {found}")));
+            return Err(Error::value(text![field, format!(" must be {range}, found {found}")]));
         }
         Ok(())
     }

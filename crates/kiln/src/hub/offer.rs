@@ -41,6 +41,7 @@ pub fn resolve(
     }
     let settings = kiln_models::download_settings()?;
     let plan = kiln_hub::plan_model(&settings, &name)
+        .map_err(kiln_models::Error::from)
         .with_context(|| format!("looking for `{}` at {}", name.short(), settings.endpoint))?;
     let offer = offer(&plan, &settings.endpoint);
     if options.yes {

@@ -19,11 +19,12 @@ use crate::values::{bytes, duration, plural};
 use kiln_models::properties::Properties;
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
-    let name = ModelName::parse(&args.name)?;
+    let name = ModelName::parse(&args.name).map_err(kiln_models::Error::from)?;
     let settings = kiln_models::download_settings()?;
     // A signal ends it at once, whatever the hub does: the next pull resumes what is there.
     let cancel = CancelFlag::install();
     let plan = kiln_hub::plan_model(&settings, &name)
+        .map_err(kiln_models::Error::from)
         .with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
     consent::require(&plan, args.accept_license, args.quiet || args.json)?;
     let start = Instant::now();
@@ -86,6 +87,7 @@ pub fn download(
         !cancel.is_set()
     });
     display.clear();
+    let pulled = pulled.map_err(kiln_models::Error::from);
     pulled.with_context(|| format!("downloading `{}` from {}", plan.model.name.short(), settings.endpoint))
 }
 
@@ -110,7 +112,7 @@ fn usage(snapshot: &Path, name: &ModelName) -> String {
     let components = cache::with_companions(&short, &ComponentPaths::default());
     let Ok(model) = kiln_models::open_with(&path, &components) else { return usage };
     let Some(missing) = super::missing_components(&model) else { return usage };
-    match cache::matching_model(model.transformer.config.joint_attention_dim) {
+    match model.matching_model() {
         Some(name) => format!("{usage}\nit has {missing}: run `kiln pull {name}`, whose components fit"),
         None => format!("{usage}\nit has {missing}: put it into the same folder, or give it as an option"),
     }

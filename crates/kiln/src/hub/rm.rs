@@ -59,9 +59,11 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
             fs::remove_dir_all(path).map_err(|e| remove_error(path, e)).map(|()| size)?
         }
         RemovableModel::Pulled(cache, ModelName { repo, pattern: Some(pattern), .. }) => {
-            cache.remove_matching(repo, pattern)?
+            cache.remove_matching(repo, pattern).map_err(kiln_models::Error::from)?
         }
-        RemovableModel::Pulled(cache, name) => cache.remove_revision(&name.repo, &name.revision)?,
+        RemovableModel::Pulled(cache, name) => {
+            cache.remove_revision(&name.repo, &name.revision).map_err(kiln_models::Error::from)?
+        }
     };
     terminal::tell(&format!("removed {what}: {}", bytes(freed)));
     Ok(())

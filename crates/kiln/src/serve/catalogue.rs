@@ -10,6 +10,7 @@ use kiln_engine::Model;
 use kiln_models::{ModelLocation, ember};
 use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, ModelInfo};
 
+use super::generator::job_error;
 use super::upsample::PromptUpsampling;
 use super::{downloads, files};
 use crate::args::{GeneratorArgs, UpsampleSource};
@@ -123,7 +124,7 @@ impl ModelCatalogue {
         if let Some(model) = models.get(&model_key(&location)) {
             return Ok(Arc::clone(model));
         }
-        let model = location.open().map_err(|error| JobError::server("model_failed", error.to_string()))?;
+        let model = location.open().map_err(|error| job_error(&error))?;
         let model = Arc::new(model);
         models.insert(model_key(&location), Arc::clone(&model));
         Ok(model)

@@ -7,7 +7,6 @@ use kiln_models::cache;
 use kiln_server::{DownloadLicence, DownloadableModel, JobError};
 
 use crate::args::ServeArgs;
-use crate::error::CliError;
 
 /// Whether clients may download models: those of this machine, and others if that is allowed.
 pub fn are_allowed(args: &ServeArgs) -> bool {
@@ -34,16 +33,9 @@ pub fn models() -> Vec<DownloadableModel> {
 
 /// Downloads one of these models into the Hugging Face cache.
 pub fn run(name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
-    let failed = |error: CliError| {
-        let hint = error.hint.map_or(String::new(), |hint| format!("; {hint}"));
-        JobError::server("download_failed", format!("{}{hint}", error.message))
-    };
     // The server asked for consent to the licence.
-    match kiln_models::pull(name, true, &mut |progress| on_progress(progress.done, progress.total)) {
-        Ok(_) => Ok(()),
-        Err(kiln_models::Error::Hub(kiln_hub::Error::Cancelled)) => Err(JobError::cancelled()),
-        Err(error) => Err(failed(error.into())),
-    }
+    let pulled = kiln_models::pull(name, true, &mut |progress| on_progress(progress.done, progress.total));
+    pulled.map(drop).map_err(|error| JobError::explained(&error))
 }
 
 #[cfg(test)]

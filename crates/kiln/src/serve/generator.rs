@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
 use kiln_engine::{
-    Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, InputTensors, LoadedEngine, Plan,
-    Session, Sink,
+    Error, Event, Explain, FileRef, GeneratedImage, InputImage, InputResolver, InputTensors, LoadedEngine,
+    Plan, Session, Sink,
 };
 use kiln_engine::{ProgressTracker, Task as EngineTask};
 use kiln_image::RgbImage;
-use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
+use kiln_server::{ErrorKind, FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
 
 use super::catalogue::ModelCatalogue;
 use super::turn::DeviceLock;
@@ -226,34 +226,13 @@ impl Sink for JobSinkAdapter {
     }
 }
 
-/// Turns an engine error into the one that the server's clients see.
-pub(super) fn job_error(error: &Error) -> JobError {
-    use kiln_weights::Error as Weights;
-    if error.is_cancelled() {
-        return JobError::cancelled();
+/// Turns an error into the one that the server's clients see. The log has the whole message, with the server's folders.
+pub(super) fn job_error(error: &impl Explain) -> JobError {
+    let seen = JobError::explained(error);
+    if seen.kind == ErrorKind::Server {
+        tracing::error!("{error}");
     }
-    // The log has the whole message; clients learn nothing about the server's folders.
-    let full = error.to_string();
-    let message = kiln_base::without_folders(&full).into_owned();
-    match error.root() {
-        _ if error.is_invalid_request() => JobError::request("invalid_request", message),
-        Error::Model(kiln_model::Error::Weights(Weights::Lora { .. } | Weights::LoraUnmatched { .. })) => {
-            JobError::request("lora_unfit", message)
-        }
-        Error::Model(kiln_model::Error::Ops(kiln_ops::Error::Memory { .. })) => {
-            JobError::server("out_of_memory", message)
-        }
-        Error::Model(kiln_model::Error::NotFinite { .. }) => JobError::server("not_finite", message),
-        Error::Panicked(_) => JobError::server("panicked", message),
-        Error::MissingComponent { .. } | Error::Mismatch { .. } | Error::Device { .. } | Error::Load(_) => {
-            tracing::error!("{full}");
-            JobError::server("model_failed", message)
-        }
-        _ => {
-            tracing::error!("{full}");
-            JobError::server("generation_failed", message)
-        }
-    }
+    seen
 }
 
 /// Logs the notes of loading a model at startup, before there is any job.
@@ -271,20 +250,4 @@ impl Sink for LogSink {
     }
 
     fn ended(&self, _: kiln_engine::Result<()>) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kiln_server::ErrorKind;
-
-    #[test]
-    fn request_errors_are_distinguished_from_server_errors() {
-        assert_eq!(job_error(&Error::request("too wide")).kind, ErrorKind::Request);
-        let nan = Error::Model(kiln_model::Error::NotFinite { what: "it".into() });
-        assert_eq!(job_error(&nan).kind, ErrorKind::Server);
-        assert_eq!(job_error(&Error::CANCELLED).kind, ErrorKind::Cancelled);
-        let missing = kiln_weights::Error::NotFound { path: "a".into() };
-        assert_eq!(job_error(&missing.into()).kind, ErrorKind::Server);
-    }
 }

@@ -6,7 +6,7 @@ mod watcher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{ComponentPaths, Device, Model, Session, Settings};
+use kiln_engine::{ComponentPaths, Device, Explain, Model, Session, Settings};
 use kiln_models::{ModelLocation, ember};
 use kiln_server::{
     Catalogue as _, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
@@ -16,9 +16,10 @@ use kiln_train::{Log, PreparedTraining, Preset, RunFiles, TrainRequest, check_va
 
 use super::catalogue::ModelCatalogue;
 use super::files;
+use super::generator::job_error;
 use super::turn::DeviceLock;
 use crate::args::MachineArgs;
-use crate::error::{CliError, ErrorKind};
+use crate::error::CliError;
 use crate::{cache, models};
 use watcher::ServerWatcher;
 
@@ -57,9 +58,9 @@ impl ServerTrainer {
     /// The model of this name and its location.
     fn open(&self, name: &str) -> Result<(ModelLocation, Arc<Model>), JobError> {
         if name == ember::BASE && self.models.find(Some(name)).is_none() {
-            let location = models::resolve(Some(Path::new(ember::BASE)));
+            let location = models::folders().resolve(Some(Path::new(ember::BASE)));
             let opened = location.and_then(|location| Ok((location.open()?, location)));
-            let (model, location) = opened.map_err(job_error)?;
+            let (model, location) = opened.map_err(|error| job_error(&error))?;
             return Ok((location, Arc::new(model)));
         }
         let missing = || JobError::request("model_not_found", "the model no longer exists");
@@ -78,12 +79,7 @@ impl ServerTrainer {
     }
 
     /// The training of a client's request, with paths instead of names.
-    fn prepare(
-        &self,
-        task: TrainingTask<'_>,
-        resume: bool,
-        failed: fn(CliError) -> JobError,
-    ) -> Result<PreparedTraining, JobError> {
+    fn prepare(&self, task: TrainingTask<'_>, resume: bool) -> Result<PreparedTraining, JobError> {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let path = |name: &Option<PathBuf>| name.as_deref().map(|name| self.path(name)).transpose();
         let folder = absolute(task.folder);
@@ -97,11 +93,15 @@ impl ServerTrainer {
             overwrite: !resume,
             ..task.request.clone()
         };
+        let machine = self.machine.settings().map_err(|error| {
+            tracing::error!("{error}");
+            JobError::server("training_failed", error.message)
+        })?;
         let prepare = || {
-            let machine = Settings { text_cache: cache::texts()?, ..self.machine.settings()? };
-            Ok(PreparedTraining::new(request, models::folders(), &ComponentPaths::default(), machine)?)
+            let machine = Settings { text_cache: cache::texts()?, ..machine };
+            PreparedTraining::new(request, models::folders(), &ComponentPaths::default(), machine)
         };
-        prepare().map_err(failed)
+        prepare().map_err(|error| job_error(&error))
     }
 
     /// A model to train on, with its presets.
@@ -139,7 +139,7 @@ impl Trainer for ServerTrainer {
     }
 
     fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError> {
-        let training = self.prepare(task, false, refused)?;
+        let training = self.prepare(task, false)?;
         let clean = |note: &String| kiln_base::without_folders(note).into_owned();
         // It is not part of the training yet.
         let _ = std::fs::remove_dir_all(task.folder.join(CACHE));
@@ -160,25 +160,20 @@ impl Trainer for ServerTrainer {
         std::fs::create_dir_all(task.folder)
             .map_err(|error| JobError::server("storage", format!("can't write the training: {error}")))?;
         let resume = RunFiles::new(&task.folder.join(LORA)).state().is_file();
-        let training = self.prepare(task, resume, job_error)?;
+        let training = self.prepare(task, resume)?;
         let output = training.job.files.output.clone();
         // A GPU's memory rarely holds both; on a CPU weights stay in their files.
         let releases_memory = matches!(training.job.machine.device, Device::Cuda(_));
         let mut watcher = ServerWatcher { progress, turn, releases_memory };
         let outcome = training.run(&mut watcher);
-        if let Err(kiln_train::Error::Diverged { what, .. }) = &outcome {
-            // Resuming keeps the learning rate.
-            let what = format!("{what}; start another training with a lower learning rate (a third)");
-            return Err(JobError::server("training_failed", what));
-        }
-        match outcome.map_err(CliError::from) {
+        match outcome {
             Ok(outcome) if outcome.cancelled => return Ok(TrainingEnd::Stopped),
             Ok(outcome) if outcome.norms.is_zero() => {
                 progress.note("the LoRA changes nothing: train longer or with a higher learning rate");
             }
             Ok(_) => {}
-            Err(error) if error.kind == ErrorKind::Cancelled => return Ok(TrainingEnd::Stopped),
-            Err(error) => return Err(job_error(error)),
+            Err(error) if error.is_cancelled() => return Ok(TrainingEnd::Stopped),
+            Err(error) => return Err(job_error(&error)),
         }
         drop(watcher);
         let published = publish::publish(&output, &self.loras, &task.request.output.to_string_lossy());
@@ -216,38 +211,4 @@ impl Trainer for ServerTrainer {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-/// An error about the pictures or settings of a client.
-fn refused(error: CliError) -> JobError {
-    let message = message(&error);
-    if error.kind == ErrorKind::Cancelled {
-        JobError::cancelled()
-    } else {
-        JobError::request("unusable", message)
-    }
-}
-
-/// An error of a running training.
-fn job_error(error: CliError) -> JobError {
-    if error.kind == ErrorKind::Cancelled {
-        return JobError::cancelled();
-    }
-    tracing::error!("{error}");
-    JobError::server("training_failed", message(&error))
-}
-
-/// The message and the hint of an error, with the names of fields instead of options, and without folders.
-fn message(error: &CliError) -> String {
-    let field = |word: &str| match word.strip_prefix("--") {
-        Some("lr") => "learning rate".to_owned(),
-        Some(option) => format!("`{}`", option.replace('-', "_")),
-        None => word.to_owned(),
-    };
-    // The server names the files.
-    let hint = |hint: &String| hint.replace(", or choose another -o", "");
-    let hint =
-        |text: &String| format!("; {}", hint(text).split(' ').map(field).collect::<Vec<_>>().join(" "));
-    let text = format!("{}{}", error.message, error.hint.as_ref().map_or(String::new(), hint));
-    kiln_base::without_folders(&text).into_owned()
 }

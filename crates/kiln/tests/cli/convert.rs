@@ -63,7 +63,7 @@ fn a_variant_that_is_only_a_guess_is_called_one() {
     bare("flux-2-klein-base-4b.safetensors");
     bare("x.safetensors");
     let variant = |file: &str| info(&sandbox, file)["model"]["variant"].as_str().unwrap().to_owned();
-    let by_name = "klein base (a guess from the file's name; set it with --variant)";
+    let by_name = "klein base (a guess from the file's name)";
     assert_eq!(variant("flux-2-klein-base-4b.safetensors"), by_name);
     assert!(variant("x.safetensors").starts_with("klein (distilled) (a guess, since nothing"));
     // The guess stays one when the name is lost, and becomes a fact when the user says so.

@@ -67,7 +67,7 @@ fn missing_components_of_a_file_are_named_with_a_hint() {
     fs::remove_file(sandbox.path("qwen.safetensors")).unwrap();
     generate(&["-m", &file]).fails(1, &["there is no text encoder for", "hidden size 16", "--text-encoder"]);
     fs::remove_file(sandbox.path("ae.safetensors")).unwrap();
-    generate(&["-m", &file]).fails(1, &["there is no vae for", "--vae FILE"]);
+    generate(&["-m", &file]).fails(1, &["there is no vae for", "--vae"]);
     sandbox.write("model.toml", b"transformer = '../x.gguf'");
     generate(&["-m", "model.toml"]).fails(1, &["model.toml", "not a path below"]);
     sandbox.write("model.toml", b"transformer = 'flux-2-klein-4b-Q8_0.gguf'\nvea = 'x'");

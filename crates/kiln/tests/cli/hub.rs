@@ -131,7 +131,7 @@ fn a_pulled_transformer_takes_its_other_components_from_a_complete_model() {
         let size = ["-W", "64", "-H", "64", "-s", "1", "-S", "4", "--max-tokens", "32", "--dtype", "f32"];
         sandbox.kiln(&[&["generate", "fox", "-m", model, "-o", to][..], &size].concat())
     };
-    generate(name, "a.png").fails(1, &["there is no vae for", "small.gguf", "--vae FILE"]);
+    generate(name, "a.png").fails(1, &["there is no vae for", "small.gguf", "--vae"]);
 
     let mut all = Vec::new();
     files(sandbox.model(), sandbox.model(), &mut all);

@@ -30,7 +30,7 @@ fn a_licence_is_told_and_accepted_before_a_download() {
     };
     let licence =
         ["FLUX.2 [dev] Non-Commercial License (https://huggingface.co/black-forest-labs/FLUX.2-dev/"];
-    let how = ["must be accepted", "kiln pull dev-gguf:Q4_K_S --accept-license"];
+    let how = ["must be accepted", "`dev-gguf:Q4_K_S` with --accept-license"];
     run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S"]).fails(1, &[&licence[..], &how].concat());
     run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--json"]).fails(1, &how);
     run(&sandbox, &hub, &["generate", "fox", "-m", "dev-gguf:Q4_K_S", "--yes"]).fails(1, &how);

@@ -53,7 +53,7 @@ fn info_and_generate_tell_of_two_claims_about_the_variant() {
     let shard = base.path("t/diffusion_pytorch_model-00001-of-00001.safetensors");
     sandbox.write_to_model("transformer/diffusion_pytorch_model.safetensors", &std::fs::read(shard).unwrap());
     let model = sandbox.model().to_str().unwrap();
-    let variant = "klein (distilled) (but the transformer's file says klein base; set it with --variant)";
+    let variant = "klein (distilled) (but the transformer's file says klein base)";
     assert_eq!(json(&sandbox, &["info", "--json", model])["variant"], variant);
     let ran = sandbox.generate(&["fox", "-o", "a.png"]).ok();
     assert!(ran.err.contains("the transformer's file says klein base"), "{}", ran.err);

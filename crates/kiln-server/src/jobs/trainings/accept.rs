@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kiln_base::{TemporaryFolder, hex, lock};
 use kiln_engine::FileRef;
-use kiln_train::{Error, SigmaLevels, TrainRequest};
+use kiln_train::{SigmaLevels, TrainRequest};
 use serde::Deserialize;
 
 use super::Trainings;
@@ -184,10 +184,7 @@ impl Intake {
     /// Fills in what a request leaves out, and checks its values.
     fn complete(&self, trainings: &Trainings, request: TrainRequest) -> Result<TrainRequest, JobError> {
         let mut request = complete(trainings, request)?;
-        request.check().map_err(|error| match error {
-            Error::Value { field, what, .. } => invalid(field, what),
-            error => JobError::request("invalid_value", error.to_string()),
-        })?;
+        request.check().map_err(|error| JobError::explained(&error))?;
         self.check_limits(&request)?;
         // They would be shown unchecked.
         if self.config.check.is_some() {

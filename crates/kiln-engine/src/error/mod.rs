@@ -1,35 +1,32 @@
-//! The engine's error type: what went wrong, where, and often what to do about it.
+//! The engine's error type: what went wrong, where, and what to do about it.
+
+mod field;
+mod kind;
+mod layers;
+mod lora;
+mod text;
 
 use std::path::PathBuf;
 
+pub use field::Field;
+pub use kind::{ErrorKind, Explain};
+pub use text::{FieldNames, Hint, Piece, Text};
+
+use crate::hint;
 use crate::memory::{HumanBytes, MemoryEstimate};
 
 /// Why a model could not be loaded or an image could not be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An invalid value in a request.
+    /// What the engine refuses.
     #[error("{what}")]
-    Request {
+    Refused {
+        /// Why it is refused.
+        kind: ErrorKind,
         /// What is wrong.
-        what: String,
+        what: Text,
         /// What to do about it.
-        hint: Option<String>,
-    },
-    /// A value of a field that is out of its range.
-    #[error("{what}")]
-    Value {
-        /// Which field, its range, and what was found.
-        what: String,
-        /// What to do about it.
-        hint: Option<String>,
-    },
-    /// Fields of a request that exclude or require each other. The message names them in backticks.
-    #[error("{what}")]
-    Combination {
-        /// Which fields, and why.
-        what: String,
-        /// What to do about it.
-        hint: Option<String>,
+        hint: Option<Hint>,
     },
     /// Components that belong to different models.
     #[error("the components of `{model}` don't fit together: {what}")]
@@ -46,6 +43,8 @@ pub enum Error {
         what: String,
         /// Which component.
         component: MissingComponent,
+        /// Where to get it.
+        hint: Hint,
     },
     /// A request that needs more memory than is available.
     #[error(
@@ -63,14 +62,6 @@ pub enum Error {
         limit: u64,
         /// Whether even the smallest image would need more.
         any_size: bool,
-    },
-    /// A device that is not available, or that lacks a capability.
-    #[error("{what}")]
-    Device {
-        /// Which device, and why.
-        what: String,
-        /// What to do about it.
-        hint: Option<String>,
     },
     /// A model that failed to load; reported to the other requests that wait for the same model.
     #[error("{0}")]
@@ -117,19 +108,19 @@ impl Error {
     /// The error of a cancelled request.
     pub const CANCELLED: Error = Error::Model(kiln_model::Error::Cancelled);
 
-    /// Creates an error for an invalid value in a request.
-    pub fn request(what: impl Into<String>) -> Error {
-        Error::Request { what: what.into(), hint: None }
+    /// Creates an error of this kind.
+    pub fn refused(kind: ErrorKind, what: impl Into<Text>) -> Error {
+        Error::Refused { kind, what: what.into(), hint: None }
     }
 
-    /// Creates an error for a value that is out of range.
-    pub fn value(what: impl Into<String>) -> Error {
-        Error::Value { what: what.into(), hint: None }
+    /// Creates an error for a request that can't be fulfilled.
+    pub fn request(what: impl Into<Text>) -> Error {
+        Error::refused(ErrorKind::Request, what)
     }
 
-    /// Creates an error for fields that exclude or require each other; `what` names them in backticks.
-    pub fn combination(what: impl Into<String>) -> Error {
-        Error::Combination { what: what.into(), hint: None }
+    /// Creates an error for a value out of its range, or for fields that exclude or require each other.
+    pub fn value(what: impl Into<Text>) -> Error {
+        Error::refused(ErrorKind::Value, what)
     }
 
     /// Creates an error for an invalid file of a model.
@@ -138,44 +129,12 @@ impl Error {
     }
 
     /// Adds a hint, unless there is one already.
-    pub fn hint(mut self, text: impl Into<String>) -> Error {
-        if let Error::Request { hint, .. }
-        | Error::Value { hint, .. }
-        | Error::Combination { hint, .. }
-        | Error::Device { hint, .. } = &mut self
-        {
+    #[must_use]
+    pub fn with_hint(mut self, text: impl Into<Hint>) -> Error {
+        if let Error::Refused { hint, .. } = &mut self {
             hint.get_or_insert(text.into());
         }
         self
-    }
-
-    /// Whether the request was cancelled.
-    pub fn is_cancelled(&self) -> bool {
-        matches!(self.root(), Error::Model(kiln_model::Error::Cancelled))
-    }
-
-    /// Whether memory is short, or no device has enough of it.
-    pub fn is_out_of_memory(&self) -> bool {
-        use kiln_model::Error as Inner;
-        let memory = |error: &Inner| matches!(error, Inner::Ops(kiln_ops::Error::Memory { .. }));
-        match self.root() {
-            Error::Memory { .. } | Error::Device { .. } => true,
-            Error::Model(error) => memory(error),
-            _ => false,
-        }
-    }
-
-    /// Whether the request is at fault, not the server or the model.
-    pub fn is_invalid_request(&self) -> bool {
-        use kiln_model::Error as Inner;
-        match self.root() {
-            Error::Request { .. }
-            | Error::Value { .. }
-            | Error::Combination { .. }
-            | Error::Memory { .. } => true,
-            Error::Model(error) => matches!(error, Inner::Request(_) | Inner::Image(_)),
-            _ => false,
-        }
     }
 
     /// Returns the error without its context.
@@ -187,10 +146,64 @@ impl Error {
     }
 }
 
+impl Explain for Error {
+    fn kind(&self) -> ErrorKind {
+        match self.root() {
+            Error::Refused { kind, .. } => *kind,
+            Error::Mismatch { .. } | Error::MissingComponent { .. } | Error::Load(_) => ErrorKind::Model,
+            Error::Memory { .. } => ErrorKind::TooLarge,
+            Error::Panicked(_) | Error::Context { .. } => ErrorKind::Internal,
+            Error::Model(error) => error.kind(),
+        }
+    }
+
+    fn message(&self) -> Text {
+        match self.root() {
+            Error::Refused { what, .. } => what.clone(),
+            error => error.to_string().into(),
+        }
+    }
+
+    fn context(&self) -> Vec<&str> {
+        match self {
+            Error::Context { doing, source } => {
+                let mut context = source.context();
+                if context.last() != Some(&doing.as_str()) {
+                    context.push(doing);
+                }
+                context
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn hint(&self) -> Option<Hint> {
+        match self.root() {
+            Error::Refused { hint, .. } => hint.clone(),
+            Error::Mismatch { .. } => Some(hint![
+                "the components belong to different models: klein 4B needs Qwen3-4B (hidden size 2560), klein 9B needs \
+                 Qwen3-8B (4096), dev needs Mistral-Small-3.2-24B (5120); take all folders from one download"
+            ]),
+            Error::MissingComponent { hint, .. } => Some(hint.clone()),
+            Error::Memory { any_size: true, .. } => Some(hint![
+                "no image size is small enough: the transformer is too wide for this machine, if its config.json is \
+                 right; a lower ",
+                Field::MaxTokens,
+                " may help"
+            ]),
+            Error::Memory { .. } => Some(
+                hint!["use a smaller size (", Field::Width, ", ", Field::Height, ")"; "use fewer reference images"],
+            ),
+            Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
+            Error::Model(error) => error.hint(),
+        }
+    }
+}
+
 impl<E: Into<kiln_model::Error>> From<E> for Error {
     fn from(error: E) -> Error {
         match error.into() {
-            kiln_model::Error::Request(what) => Error::Value { what, hint: None },
+            kiln_model::Error::Request(what) => Error::value(what),
             error => Error::Model(error),
         }
     }

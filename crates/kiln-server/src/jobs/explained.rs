@@ -1,0 +1,151 @@
+//! Errors of the engine, of models and of training, as clients see them.
+
+use kiln_engine::{ErrorKind as Kind, Explain, Field};
+
+use super::generator::JobError;
+
+impl JobError {
+    /// The error of a job or a training, with what its client can do about it. Folders are cut off.
+    pub fn explained(error: &impl Explain) -> JobError {
+        let text = error.message();
+        let mut message = text.say(&name);
+        if let Some(hint) = error.hint().and_then(|hint| hint.say(&name)) {
+            message += &format!("; {hint}");
+        }
+        let message = kiln_base::without_folders(&message).into_owned();
+        let error = match error.kind() {
+            Kind::Cancelled => JobError::cancelled(),
+            Kind::Value => JobError::request("invalid_value", message),
+            Kind::Request | Kind::Input | Kind::TooLarge => JobError::request("invalid_request", message),
+            Kind::Data => JobError::request("unusable", message),
+            Kind::Lora => JobError::request("lora_unfit", message),
+            Kind::Model | Kind::Device => JobError::server("model_failed", message),
+            Kind::Download => JobError::server("download_failed", message),
+            Kind::OutOfMemory => JobError::server("out_of_memory", message),
+            Kind::NotFinite => JobError::server("not_finite", message),
+            Kind::Diverged => JobError::server("training_failed", message),
+            Kind::File | Kind::Internal => JobError::server("generation_failed", message),
+        };
+        let param = text.fields().find(|field| name(*field, None).is_some());
+        param.map_or(error.clone(), |field| error.param(field.name()))
+    }
+}
+
+/// Says a field as it is in JSON: `"dtype": "f32"`; `None` if clients can't set it.
+fn name(field: Field, value: Option<&str>) -> Option<String> {
+    let is_sent = match field {
+        Field::Prompt
+        | Field::NegativePrompt
+        | Field::OriginalPrompt
+        | Field::Model
+        | Field::Loras
+        | Field::DoraRule
+        | Field::Vae
+        | Field::Width
+        | Field::Height
+        | Field::N
+        | Field::Seed
+        | Field::MaxTokens
+        | Field::TextLayers
+        | Field::References
+        | Field::Init
+        | Field::Mask
+        | Field::Strength
+        | Field::MaskPadding
+        | Field::Upscale
+        | Field::TileSize
+        | Field::Steps
+        | Field::Guidance
+        | Field::Cache
+        | Field::Sigmas
+        | Field::Schedule
+        | Field::Rho
+        | Field::OutputCompression
+        | Field::Temperature => true,
+        // Of a training.
+        Field::LearningRate
+        | Field::Warmup
+        | Field::Checkpointing
+        | Field::Repeats
+        | Field::CaptionDropout
+        | Field::ReferenceDropout
+        | Field::Accumulate
+        | Field::WeightDecay
+        | Field::Clip
+        | Field::Ema
+        | Field::Rank
+        | Field::Alpha
+        | Field::Dropout
+        | Field::Ranks
+        | Field::Factor
+        | Field::SaveEvery
+        | Field::SamplePrompts
+        | Field::SampleModel
+        | Field::SampleSteps
+        | Field::Layout
+        | Field::DistilledAnyway
+        | Field::Resolution
+        | Field::Batch
+        | Field::Optimizer
+        | Field::Trigger
+        | Field::NoCaptions
+        | Field::SkipBad => true,
+        // Files of the server, or what its operator decides.
+        Field::LoraPartial
+        | Field::Embeds
+        | Field::Noise
+        | Field::UpsampleModel
+        | Field::UpsampleUrl
+        | Field::Wildcards
+        | Field::Transformer
+        | Field::TextEncoder
+        | Field::Tokenizer
+        | Field::Variant
+        | Field::Device
+        | Field::Dtype
+        | Field::VramLimit
+        | Field::Output
+        | Field::Resume
+        | Field::Overwrite
+        | Field::Out
+        | Field::To
+        | Field::Part
+        | Field::AcceptLicense => false,
+    };
+    let name = field.name();
+    is_sent.then(|| match value {
+        None => format!("\"{name}\""),
+        Some(value) if value == "true" || value.parse::<f64>().is_ok() => format!("\"{name}\": {value}"),
+        Some(text) => format!("\"{name}\": {text:?}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::api::error::ApiError;
+
+    #[test]
+    fn every_kind_has_the_documented_status_and_code() {
+        let table = include_str!("../../../../docs/errors.md");
+        for kind in Kind::ALL {
+            let row = table.lines().find(|line| line.starts_with(&format!("| {} |", kind.name())));
+            let row = row.unwrap_or_else(|| panic!("{kind:?} is not in the table"));
+            let error = JobError::explained(&kiln_engine::Error::refused(*kind, "odd"));
+            let code = error.code;
+            let status = axum::response::IntoResponse::into_response(ApiError::from(error)).status();
+            let found: Vec<&str> = row.split(" | ").skip(3).take(2).collect();
+            assert_eq!(found, [status.as_str(), code], "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_client_reads_of_the_fields_that_it_can_send() {
+        let error =
+            kiln_engine::Error::value(kiln_engine::text![Field::Rho, " needs ", Field::Schedule.to("power")])
+                .with_hint(kiln_engine::hint!["use ", Field::Dtype.to("f32"); "leave out ", Field::Rho]);
+        let error = JobError::explained(&error);
+        assert_eq!(error.message, "\"rho\" needs \"schedule\": \"power\"; leave out \"rho\"");
+        assert_eq!(error.param, Some("rho"));
+    }
+}
