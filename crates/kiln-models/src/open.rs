@@ -26,10 +26,10 @@ pub fn open_with(path: &Path, components: &ComponentPaths) -> Result<Model> {
             {
                 Some(not_a_model(path))
             }
-            kiln_model::Error::Config { file, what }
-                if no_index && file == path && !what.starts_with("there are several") =>
-            {
-                Some(not_a_model(path))
+            kiln_model::Error::Config { file, what } if no_index && file == path => {
+                let several = what.starts_with("there are several");
+                let either = || hint!["name one of them with ", Field::Model; "with ", Field::Transformer];
+                Some(if several { either() } else { not_a_model(path) })
             }
             _ => None,
         },

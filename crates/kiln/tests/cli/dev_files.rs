@@ -49,7 +49,7 @@ fn a_transformer_alone_finds_its_components_in_comfyuis_folders() {
     assert!(max_difference(&sandbox.image("gguf.png"), &sandbox.image("folder.png")) <= 1);
 
     fs::remove_file(sandbox.path("text_encoders/mistral.gguf")).unwrap();
-    let both = ["no text encoder for", "qwen.safetensors` is Qwen3 with hidden size", "--text-encoder FILE"];
+    let both = ["no text encoder for", "qwen.safetensors` is Qwen3 with hidden size", "--text-encoder"];
     generate(&sandbox, transformer, "none.png", &[]).fails(1, &both);
 }
 

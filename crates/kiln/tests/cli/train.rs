@@ -253,7 +253,7 @@ fn a_dry_run_refuses_what_the_run_refuses() {
 fn a_loss_that_explodes_stops_and_continues_at_a_lower_rate() {
     let sandbox = with_pictures();
     let explode = ["--steps", "200", "--lr", "1e6", "--clip", "0"];
-    train(&sandbox, &explode).fails(1, &["start again with a lower --lr"]);
+    train(&sandbox, &explode).fails(1, &["start over with a lower --lr"]);
     train(&sandbox, &["--steps", "2"]).ok();
     let resumed = [&explode[..], &["--resume"]].concat();
     train(&sandbox, &resumed)
