@@ -174,7 +174,7 @@ fn non_finite_results_are_an_error_with_a_hint() {
     let lora = format!("{}:3e38", testdata().join("tiny/lora/lora_diffusers.safetensors").display());
     sandbox
         .generate(&["fox", "-o", "out.png", "--lora", &lora])
-        .fails(1, &["the latent after step 1 of 2 is not finite", "hint: ", "--lora"]);
+        .fails(1, &["the latent after step 1 of 2 is not finite", "hint: ", "a LoRA"]);
     assert!(sandbox.names().is_empty());
 }
 
