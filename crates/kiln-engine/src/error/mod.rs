@@ -137,6 +137,15 @@ impl Error {
         self
     }
 
+    /// Makes the error of a model that of a file which the request names: the model is not at fault.
+    #[must_use]
+    pub(crate) fn of_file(self, kind: ErrorKind) -> Error {
+        match self.kind() {
+            ErrorKind::Model => Error::Refused { kind, what: self.message(), hint: self.hint() },
+            _ => self,
+        }
+    }
+
     /// Returns the error without its context.
     pub fn root(&self) -> &Error {
         match self {

@@ -11,7 +11,7 @@ use kiln_weights::{DoraRule, Lora};
 use super::checks::round_side;
 use super::contents::{InitImage, PlannedLora, Prompt, StartingPoint};
 use super::upscale;
-use crate::error::{Error, ErrorContext, Field, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Field, Result};
 use crate::hint;
 use crate::inputs::{self, InputImage, InputResolver};
 use crate::model::{Model, VaeFile};
@@ -79,7 +79,9 @@ pub(super) fn open_loras(resolved: &mut Request, inputs: &dyn InputResolver) -> 
             let lora = Lora::open(&path)?;
             Ok::<_, kiln_weights::Error>((lora.fingerprint()?, lora))
         };
-        let (fingerprint, opened) = open().with_context(|| "reading a LoRA".into())?;
+        let (fingerprint, opened) = open()
+            .map_err(|error| Error::from(error).of_file(ErrorKind::Lora))
+            .with_context(|| "reading a LoRA".into())?;
         lora.path = inputs::absolute(&path).into();
         lora.sha256 = Some(fingerprint.clone());
         let files = opened.source().file_identity();
@@ -97,7 +99,10 @@ pub(super) fn open_vae(
 ) -> Result<Option<Arc<VaeFile>>> {
     let Some(requested) = &resolved.vae else { return Ok(None) };
     let path = inputs.vae(&requested.path)?;
-    let file = model.vae_file(&path).with_context(|| "opening the autoencoder".into())?;
+    let file = model
+        .vae_file(&path)
+        .map_err(|error| error.of_file(ErrorKind::Input))
+        .with_context(|| "opening the autoencoder".into())?;
     check_latent_space(model, &file, notes)?;
     let (path, sha256) = (inputs::absolute(&path).into(), Some(file.fingerprint.clone()));
     resolved.vae = Some(FileRef { path, sha256 });

@@ -123,21 +123,6 @@ fn name(field: Field, value: Option<&str>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::api::error::ApiError;
-
-    #[test]
-    fn every_kind_has_the_documented_status_and_code() {
-        let table = include_str!("../../../../docs/errors.md");
-        for kind in Kind::ALL {
-            let row = table.lines().find(|line| line.starts_with(&format!("| {} |", kind.name())));
-            let row = row.unwrap_or_else(|| panic!("{kind:?} is not in the table"));
-            let error = JobError::explained(&kiln_engine::Error::refused(*kind, "odd"));
-            let code = error.code;
-            let status = axum::response::IntoResponse::into_response(ApiError::from(error)).status();
-            let found: Vec<&str> = row.split(" | ").skip(3).take(2).collect();
-            assert_eq!(found, [status.as_str(), code], "{kind:?}");
-        }
-    }
 
     #[test]
     fn a_client_reads_of_the_fields_that_it_can_send() {

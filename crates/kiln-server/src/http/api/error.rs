@@ -167,3 +167,24 @@ impl From<SubmitError> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kiln_engine::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_has_the_documented_status_and_code() {
+        let table = include_str!("../../../../../docs/errors.md");
+        for kind in ErrorKind::ALL {
+            let row = table.lines().find(|line| line.starts_with(&format!("| {} |", kind.name())));
+            let row = row.unwrap_or_else(|| panic!("{kind:?} is not in the table"));
+            let error = JobError::explained(&kiln_engine::Error::refused(*kind, "odd"));
+            let code = error.code;
+            let status = ApiError::from(error).into_response().status();
+            let found: Vec<&str> = row.split(" | ").skip(3).take(2).collect();
+            assert_eq!(found, [status.as_str(), code], "{kind:?}");
+        }
+    }
+}
