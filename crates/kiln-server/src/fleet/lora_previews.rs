@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 
 use super::link::Link;
-use crate::http::api::shrink;
+use crate::http::api::image_view::shrink;
 use crate::jobs::WeakJobs;
 
 /// How long a gateway waits for an answer.

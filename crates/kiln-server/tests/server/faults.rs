@@ -54,7 +54,7 @@ async fn an_unwritable_image_folder_fails_the_job_but_not_the_server() {
 
 #[tokio::test]
 async fn a_job_that_takes_too_long_times_out() {
-    let server = TestServer::with(|config| config.job_timeout = std::time::Duration::from_millis(100));
+    let server = TestServer::with(|config| config.job_timeout = std::time::Duration::from_millis(500));
     let id = server.submit(json!({ "prompt": "slow", "steps": 100 })).await;
     assert_eq!(server.wait(&id).await["error"]["code"], "timeout");
     server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok();

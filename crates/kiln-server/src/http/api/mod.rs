@@ -11,7 +11,7 @@ mod extract;
 pub(crate) mod fields;
 mod file;
 mod gallery;
-mod image_view;
+pub(crate) mod image_view;
 mod images;
 mod inputs;
 mod job_events;
@@ -28,21 +28,19 @@ mod prompts;
 mod queue;
 mod recipes;
 mod response;
-mod router;
+pub(crate) mod router;
 mod sse;
 mod status;
 mod training_events;
 mod trainings;
 
 pub(crate) use attached::{run_blocking, submit_attached, wait_until_ended};
-pub(crate) use caller::{Gate, Peer};
+pub(crate) use caller::Peer;
 pub(crate) use extract::{Path, Query, checked_limit};
 pub(crate) use file::bytes_response;
-pub(crate) use image_view::shrink;
 pub(crate) use response::{cached_while_valid, immutable, json, response, with_location};
 #[cfg(feature = "schema")]
 pub use router::openapi;
-pub(crate) use router::probes;
 pub use router::router;
 
 pub(crate) use crate::jobs::caller::Caller;
