@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use kiln_base::lock;
-use kiln_model::Event;
+use kiln_nn::Event;
 
 use crate::error::Result;
 use crate::sink::{GeneratedImage, Sink};

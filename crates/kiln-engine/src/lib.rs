@@ -79,7 +79,7 @@ pub use error::{Error, ErrorKind, Explain, Field, FieldNames, Hint, MissingCompo
 pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
 pub use image_collector::ImageCollector;
 pub use inputs::{InputImage, InputResolver, InputTensors, LocalFiles, read_image_bytes};
-pub use kiln_model::{Event, StepEnd, StepReply};
+pub use kiln_nn::{Event, StepEnd, StepReply};
 pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
 pub use model::{

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use kiln_base::lock;
 use kiln_image::RgbImage;
-use kiln_model::{Autoencoder, Event, Observer, StepEnd, StepOutput, StepReply};
+use kiln_nn::{Autoencoder, Event, Observer, StepEnd, StepOutput, StepReply};
 use kiln_ops::{Backend, OpTimer};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
@@ -291,14 +291,14 @@ struct TaskObserver<'a, B: Backend> {
 
 impl<B: Backend> TaskObserver<'_, B> {
     /// Stops the run if the task has failed or is cancelled.
-    fn check_cancelled(&self) -> kiln_model::Result<()> {
+    fn check_cancelled(&self) -> kiln_nn::Result<()> {
         let active = !self.run.has_failed() && self.run.call_sink(|sink| !sink.cancelled()) == Some(true);
-        if active { Ok(()) } else { Err(kiln_model::Error::Cancelled) }
+        if active { Ok(()) } else { Err(kiln_nn::Error::Cancelled) }
     }
 }
 
 impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         if matches!(event, Event::StepStarted { step: 0, .. }) {
             self.previewed_step = None;
         }
@@ -306,7 +306,7 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
         self.check_cancelled()
     }
 
-    fn step_output(&mut self, step: &StepOutput<'_, B>) -> kiln_model::Result<()> {
+    fn step_output(&mut self, step: &StepOutput<'_, B>) -> kiln_nn::Result<()> {
         // An upscaled image is shown whole, after each tile.
         if self.run.task.plan.upscale().is_some() {
             return self.check_cancelled();
@@ -334,7 +334,7 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
             && self.run.call_sink(|sink| sink.wants_step_end()) == Some(true)
     }
 
-    fn step_end(&mut self, step: &StepEnd<&B::Tensor>) -> kiln_model::Result<StepReply<B::Tensor>> {
+    fn step_end(&mut self, step: &StepEnd<&B::Tensor>) -> kiln_nn::Result<StepReply<B::Tensor>> {
         let b = self.engine.pipeline.backend();
         let &StepEnd { image, step: number, steps, sigma, .. } = step;
         let latents = step.latents.iter().map(|x| b.download(x)).collect::<kiln_ops::Result<_>>()?;
@@ -344,7 +344,7 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
             check_latents(step, reply.latents.as_deref())?;
             Ok(reply)
         });
-        let Some(StepReply { latents, stop }) = reply else { return Err(kiln_model::Error::Cancelled) };
+        let Some(StepReply { latents, stop }) = reply else { return Err(kiln_nn::Error::Cancelled) };
         let upload = |x: &HostTensor| b.upload(x, DType::F32);
         let latents =
             latents.map(|new| new.iter().map(upload).collect::<kiln_ops::Result<_>>()).transpose()?;
@@ -352,7 +352,7 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
         Ok(StepReply { latents, stop })
     }
 
-    fn partial_image(&mut self, image: &RgbImage) -> kiln_model::Result<()> {
+    fn partial_image(&mut self, image: &RgbImage) -> kiln_nn::Result<()> {
         if self.run.call_sink(|sink| sink.wants_preview()) == Some(true) {
             let (run, image) = (Arc::clone(self.run), shrink(image));
             self.engine.output.push(move || {
@@ -362,7 +362,7 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
         self.check_cancelled()
     }
 
-    fn inspect(&mut self, _: &str, _: &B::Tensor) -> kiln_model::Result<()> {
+    fn inspect(&mut self, _: &str, _: &B::Tensor) -> kiln_nn::Result<()> {
         self.check_cancelled()
     }
 
@@ -398,9 +398,9 @@ fn check_latents<T: kiln_ops::Tensor>(step: &StepEnd<&T>, given: Option<&[HostTe
 struct LoadObserver<'a>(&'a dyn Sink);
 
 impl<B: Backend> Observer<B> for LoadObserver<'_> {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         self.0.event(&event);
-        if self.0.cancelled() { Err(kiln_model::Error::Cancelled) } else { Ok(()) }
+        if self.0.cancelled() { Err(kiln_nn::Error::Cancelled) } else { Ok(()) }
     }
 
     fn wants_tensors(&self) -> bool {

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use kiln_model::{MAX_TILE_PIXELS, transformer};
+use kiln_nn::{MAX_TILE_PIXELS, transformer};
 use kiln_tensor::DType;
 
 /// The memory that a request takes in addition to the weights, in bytes: an upper bound.

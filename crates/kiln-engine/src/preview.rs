@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
 use kiln_image::{Filter, RgbImage};
-use kiln_model::{Autoencoder, StepOutput};
+use kiln_nn::{Autoencoder, StepOutput};
 use kiln_ops::Backend;
 
 use crate::error::Result;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kiln_model::Event;
+use kiln_nn::Event;
 
 use crate::plan::Plan;
 use crate::progress::{Phase, Progress};

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use kiln_model::{ResidencyPlan, text_encoder, transformer};
+use kiln_nn::{ResidencyPlan, text_encoder, transformer};
 use kiln_weights::LinearPrecision;
 
 use crate::error::{Error, ErrorKind, Field, Result};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
-use kiln_model::Event;
+use kiln_nn::Event;
 
 use crate::engine::{Engine, EngineInfo, Task};
 use crate::error::{Error, ErrorKind, Explain, Result};

@@ -1,7 +1,7 @@
 //! The receiver of a request's progress and images.
 
 use kiln_image::RgbImage;
-use kiln_model::{Event, StepEnd, StepReply};
+use kiln_nn::{Event, StepEnd, StepReply};
 use kiln_tensor::HostTensor;
 
 use crate::error::Result;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use kiln_base::{hex, program_identity};
-use kiln_model::tokenizer::Tokens;
+use kiln_nn::tokenizer::Tokens;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{WeightSource, save};
 use sha2::{Digest, Sha256};

@@ -6,10 +6,10 @@
 use std::path::Path;
 
 use kiln_image::RgbImage;
-use kiln_model::language_model::{self, Sampling};
-use kiln_model::tokenizer::{PromptTokenizer, TokenizerFiles};
-use kiln_model::vision::{self, Patches};
-use kiln_model::{ResidencyPlan, Upsampler, text_encoder};
+use kiln_nn::language_model::{self, Sampling};
+use kiln_nn::tokenizer::{PromptTokenizer, TokenizerFiles};
+use kiln_nn::vision::{self, Patches};
+use kiln_nn::{ResidencyPlan, Upsampler, text_encoder};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
@@ -177,7 +177,7 @@ impl BackendVisitor for Job<'_> {
             _ => ResidencyPlan::all_on_device(),
         };
         let model = Upsampler::load(&b, &weights.root(), config, vision.as_ref(), dtype, &plan)?;
-        let mut progress = |_: usize| if go_on() { Ok(()) } else { Err(kiln_model::Error::Cancelled) };
+        let mut progress = |_: usize| if go_on() { Ok(()) } else { Err(kiln_nn::Error::Cancelled) };
         let mut rewrite = |request: &Request, patches: Option<&Patches>| {
             let first = request.seed.first().copied().unwrap_or(0);
             let prompts = request.prompts.iter().zip(0u64..).map(|(prompt, i)| {

@@ -4,7 +4,7 @@
 //! kiln_model_open ──▶ kiln_model ─┐
 //! kiln_request, callbacks, token ─┴─kiln_generate──▶ kiln_images ──▶ pixels, PNG, recipe
 //! ```
-//! The crate translates and checks; everything else is `kiln-engine` and `kiln-models`. `unsafe` is needed where memory
+//! The crate translates and checks; everything else is `kiln-engine` and `kiln-catalog`. `unsafe` is needed where memory
 //! of the caller is read or written: structures, texts, pixels and results. Handles are numbers in a table, so that a
 //! wrong one is detected and never dereferenced. No panic crosses the C boundary.
 // The header says what each function needs, for all of them at once.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_base::lock;
+use kiln_catalog::{ModelFolders, user_cache};
 use kiln_engine::{ComponentPaths, Device, Model, Precision, Session, Settings};
-use kiln_models::{ModelFolders, user_cache};
 
 use crate::abi::{self, SizedStruct};
 use crate::callbacks::{CallSink, KilnCallbacks};

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use kiln_model::{Observer, Result};
+use kiln_nn::{Observer, Result};
 use kiln_ops::Backend;
 use kiln_tensor::HostTensor;
 

@@ -7,7 +7,7 @@ use kiln_cuda::{CudaBackend, Graphs, Options as CudaOptions};
 use kiln_engine::pipeline::{LoadOptions, Pipeline};
 use kiln_engine::{Event, LocalFiles, LoraRef, Model, Plan, Request};
 use kiln_golden::{Checkpoint, testdata};
-use kiln_model::Observer;
+use kiln_nn::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 
@@ -36,7 +36,7 @@ fn load(name: &str, graphs: Graphs, dtype: DType) -> Option<Klein> {
 struct BlockCounter(Vec<usize>);
 
 impl<B: Backend> Observer<B> for BlockCounter {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         match event {
             Event::StepStarted { .. } => self.0.push(0),
             Event::Block { .. } => *self.0.last_mut().unwrap() += 1,

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kiln_engine::Sink;
-use kiln_models::export::{
+use kiln_catalog::export::{
     ConvertOptions, ExportWatcher, QuantType, QuantizeOptions, SourceComponent, quantize_model,
     report_properties,
 };
+use kiln_engine::Sink;
 use kiln_tensor::DType;
 use kiln_weights::Component;
 use kiln_weights::export::{Storage, TensorNames};
@@ -59,9 +59,9 @@ pub(crate) fn pull(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let mut failure = None;
-    let pulled = wait::run(py, |sink| -> kiln_models::Result<String> {
+    let pulled = wait::run(py, |sink| -> kiln_catalog::Result<String> {
         let mut told: Option<Instant> = None;
-        let summary = kiln_models::pull(name, accept_license, &mut |at| {
+        let summary = kiln_catalog::pull(name, accept_license, &mut |at| {
             let is_due = told.is_none_or(|last| last.elapsed() > PROGRESS) || at.done == at.total;
             if let Some(progress) = progress.as_ref().filter(|_| is_due) {
                 told = Some(Instant::now());
@@ -85,8 +85,8 @@ pub(crate) fn pull(
 /// Describes a model, a weight file or an image, as JSON.
 #[pyfunction]
 pub(crate) fn info(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    wait::run(py, |_| -> kiln_models::Result<String> {
-        let description = kiln_models::info::describe(&path)?;
+    wait::run(py, |_| -> kiln_catalog::Result<String> {
+        let description = kiln_catalog::info::describe(&path)?;
         match description.problem {
             Some(problem) => Err(problem),
             None => Ok(description.properties.to_json()),
@@ -111,7 +111,7 @@ pub(crate) fn quantize(
     };
     let options =
         QuantizeOptions { to, component: component(py, part)?, variant: None, threads: all_threads(threads) };
-    wait::run(py, |sink| -> kiln_models::Result<String> {
+    wait::run(py, |sink| -> kiln_catalog::Result<String> {
         let report = quantize_model(&model, &out, &options, &Watcher(sink))?;
         Ok(report_properties(&out, &report, Some(to.name())).to_json())
     })
@@ -150,7 +150,7 @@ pub(crate) fn convert(
     };
     let part = component(py, part)?;
     let options = ConvertOptions { names, storage, threads: all_threads(threads), shard_size };
-    wait::run(py, |sink| -> kiln_models::Result<String> {
+    wait::run(py, |sink| -> kiln_catalog::Result<String> {
         let report = SourceComponent::open(&model, part, None)?.write(&out, &options, &Watcher(sink))?;
         Ok(report_properties(&out, &report, None).to_json())
     })

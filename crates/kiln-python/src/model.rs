@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
+use kiln_catalog::ModelFolders;
 use kiln_engine::upsample::PromptRewriter;
 use kiln_engine::{ComponentPaths, Plan, Request, Session, Settings};
 use kiln_image::RgbImage;
-use kiln_models::ModelFolders;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 

@@ -1,7 +1,7 @@
 //! Settings of a model: device, precision, limits.
 
+use kiln_catalog::user_cache;
 use kiln_engine::{Device, Precision, Settings};
-use kiln_models::user_cache;
 use pyo3::prelude::*;
 
 use crate::errors;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_catalog::ModelFolders;
 use kiln_engine::{ComponentPaths, Sink};
-use kiln_models::ModelFolders;
 use kiln_train::{EncodingStage, JobWatcher, PreparedTraining, Status, TrainRequest, Watcher};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

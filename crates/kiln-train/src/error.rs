@@ -74,7 +74,7 @@ pub enum Error {
     },
     /// A model can't be found or opened.
     #[error(transparent)]
-    Models(#[from] kiln_models::Error),
+    Models(#[from] kiln_catalog::Error),
     /// The engine failed: opening a model, or generating a sample.
     #[error(transparent)]
     Engine(#[from] kiln_engine::Error),
@@ -86,7 +86,7 @@ pub enum Error {
     Image(#[from] kiln_image::Error),
     /// The transformer failed.
     #[error(transparent)]
-    Model(#[from] kiln_model::Error),
+    Model(#[from] kiln_nn::Error),
     /// An operation of the backend failed.
     #[error(transparent)]
     Ops(#[from] kiln_ops::Error),
@@ -100,7 +100,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// The error of a cancelled training.
-    pub const CANCELLED: Error = Error::Model(kiln_model::Error::Cancelled);
+    pub const CANCELLED: Error = Error::Model(kiln_nn::Error::Cancelled);
 
     /// Creates an error about pictures, captions or files.
     pub fn data(what: impl Into<String>) -> Error {

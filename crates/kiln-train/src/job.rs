@@ -8,8 +8,8 @@ use kiln_engine::{
     Device, DeviceInfo, ErrorKind, Field, Model, Settings, TrainingVisitor, VariantSource, WeightBytes, hint,
     machine, probe_gpus, with_training_backend,
 };
-use kiln_model::ResidencyPlan;
-use kiln_model::transformer::Transformer;
+use kiln_nn::ResidencyPlan;
+use kiln_nn::transformer::Transformer;
 use kiln_ops::TrainingBackend;
 use kiln_weights::LoraNaming;
 

@@ -4,7 +4,7 @@
 //! image tokens of a batch.
 
 use kiln_family::FAMILIES;
-use kiln_model::schedule;
+use kiln_nn::schedule;
 use kiln_tensor::HostTensor;
 use kiln_tensor::rng::TorchCpu;
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_catalog::{ModelFolders, user_cache};
 use kiln_engine::{ComponentPaths, Field, Model, Settings, hint, text};
-use kiln_models::{ModelFolders, user_cache};
 
 use crate::dataset::{Dataset, list};
 use crate::job::{JobWatcher, TrainJob, check_variant, with_default_device};

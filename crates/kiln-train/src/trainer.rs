@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use kiln_model::transformer::training::{Keep, Tape, TrainingItem};
-use kiln_model::transformer::{Position, RopeTables, Transformer};
+use kiln_nn::transformer::training::{Keep, Tape, TrainingItem};
+use kiln_nn::transformer::{Position, RopeTables, Transformer};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 

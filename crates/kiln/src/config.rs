@@ -6,7 +6,7 @@ use crate::args::{ConfigArgs, ConfigCommand};
 use crate::error::CliError;
 use crate::output;
 use crate::settings::{self, KEYS, Key, Place, ServeOption};
-use kiln_models::properties::Properties;
+use kiln_catalog::properties::Properties;
 
 pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
     let file = settings::file().ok_or_else(|| {

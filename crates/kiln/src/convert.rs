@@ -1,6 +1,6 @@
 //! `kiln convert`: writes a component of a model with other tensor names, another data type, or in another file format.
 
-use kiln_models::export::{ConvertOptions, OutKind, SourceComponent, report_properties};
+use kiln_catalog::export::{ConvertOptions, OutKind, SourceComponent, report_properties};
 use kiln_tensor::DType;
 use kiln_weights::export::{Storage, TensorNames};
 

@@ -10,7 +10,7 @@ use crate::args::DoctorArgs;
 use crate::error::CliError;
 use crate::values::bytes;
 use crate::{cache, models, output, preview, settings};
-use kiln_models::properties::Properties;
+use kiln_catalog::properties::Properties;
 
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     let report = report();

@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_run_prints_one_word() {
-        let error = CliError::from(kiln_model::Error::Cancelled);
+        let error = CliError::from(kiln_nn::Error::Cancelled);
         let cancelled = Err::<(), _>(error).with_context(|| "loading".into()).unwrap_err();
         assert_eq!(cancelled.to_string(), "cancelled");
     }

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_models::export::ExportWatcher;
+use kiln_catalog::export::ExportWatcher;
 
 use crate::cancel::CancelFlag;
 

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
-use kiln_check::{ImageCheck, Refusal};
+use kiln_catalog::ModelLocation;
 use kiln_engine::{
     BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
 };
 use kiln_engine::{Request, Settings, Setup, Sink, Task};
+use kiln_filters::{ImageCheck, Refusal};
 use kiln_image::{Format, RgbImage};
-use kiln_models::ModelLocation;
 use kiln_tensor::{DType, HostTensor};
 
 use crate::args::GenerateArgs;
@@ -498,7 +498,7 @@ impl Sink for FileSink {
     fn ended(&self, result: kiln_engine::Result<()>) {
         if let Err(error) = result {
             // Damaged weights are the most likely cause: name the tensor. A scan of all at every start would cost more.
-            let is_not_finite = matches!(error.root(), Error::Model(kiln_model::Error::NotFinite { .. }));
+            let is_not_finite = matches!(error.root(), Error::Model(kiln_nn::Error::NotFinite { .. }));
             let cause = if is_not_finite { self.plan.model.not_finite() } else { None };
             self.shared.state().error.get_or_insert(cause.unwrap_or(error).into());
         }

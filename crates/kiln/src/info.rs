@@ -1,6 +1,6 @@
 //! `kiln info`: describes a model, a weight file or an image.
 
-use kiln_models::info::describe;
+use kiln_catalog::info::describe;
 
 use crate::args::InfoArgs;
 use crate::error::CliError;

@@ -34,7 +34,7 @@ mod train;
 mod upsample;
 mod values;
 
-use kiln_models::user_cache as cache;
+use kiln_catalog::user_cache as cache;
 use std::io::Write;
 use std::process::ExitCode;
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_models::{ModelFolders, ModelLocation};
+use kiln_catalog::{ModelFolders, ModelLocation};
 
 use crate::error::CliError;
 use crate::settings;

@@ -1,6 +1,6 @@
 //! `kiln quantize`: writes a model folder with one component quantized, or that component as a file.
 
-use kiln_models::export::{QuantizeOptions, quantize_model, report_properties};
+use kiln_catalog::export::{QuantizeOptions, quantize_model, report_properties};
 
 use crate::args::QuantizeArgs;
 use crate::error::CliError;

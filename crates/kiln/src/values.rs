@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 pub use kiln_base::parse_bytes;
-pub use kiln_models::values::bytes;
+pub use kiln_catalog::values::bytes;
 
 /// Formats a count with its noun: `1 step`, `2 steps`.
 pub fn plural(n: usize, noun: &str) -> String {

@@ -9,9 +9,9 @@ const DOWNLOAD_AGAIN: &str = "the download is incomplete or the file is damaged;
 const OTHER_FORMAT: &str = "download the model in another format: bf16, fp8, nvfp4 or GGUF";
 const SHOWS_CONTENTS: &str = "`kiln info` shows what the file contains";
 
-impl Explain for kiln_model::Error {
+impl Explain for kiln_nn::Error {
     fn kind(&self) -> ErrorKind {
-        use kiln_model::Error;
+        use kiln_nn::Error;
         match self {
             Error::Request(_) => ErrorKind::Value,
             Error::Read { .. } | Error::Config { .. } | Error::Tokenizer(_) => ErrorKind::Model,
@@ -25,7 +25,7 @@ impl Explain for kiln_model::Error {
     }
 
     fn hint(&self) -> Option<Hint> {
-        use kiln_model::Error;
+        use kiln_nn::Error;
         let text: &'static str = match self {
             Error::NotFinite { .. } => {
                 "the guidance or the weight of a LoRA is too large, or the model's weights are damaged; lower them, or \

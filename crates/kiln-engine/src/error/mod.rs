@@ -79,7 +79,7 @@ pub enum Error {
     },
     /// An error of the layers below: weights, images, networks, operations.
     #[error(transparent)]
-    Model(kiln_model::Error),
+    Model(kiln_nn::Error),
 }
 
 /// A component that a model lacks.
@@ -106,7 +106,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// The error of a cancelled request.
-    pub const CANCELLED: Error = Error::Model(kiln_model::Error::Cancelled);
+    pub const CANCELLED: Error = Error::Model(kiln_nn::Error::Cancelled);
 
     /// Creates an error of this kind.
     pub fn refused(kind: ErrorKind, what: impl Into<Text>) -> Error {
@@ -125,7 +125,7 @@ impl Error {
 
     /// Creates an error for an invalid file of a model.
     pub fn config(file: impl AsRef<std::path::Path>, what: impl Into<String>) -> Error {
-        kiln_model::Error::config(file, what).into()
+        kiln_nn::Error::config(file, what).into()
     }
 
     /// Adds a hint, unless there is one already.
@@ -209,10 +209,10 @@ impl Explain for Error {
     }
 }
 
-impl<E: Into<kiln_model::Error>> From<E> for Error {
+impl<E: Into<kiln_nn::Error>> From<E> for Error {
     fn from(error: E) -> Error {
         match error.into() {
-            kiln_model::Error::Request(what) => Error::value(what),
+            kiln_nn::Error::Request(what) => Error::value(what),
             error => Error::Model(error),
         }
     }

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_family::Variant;
-use kiln_model::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
-use kiln_model::{config, text_encoder, transformer, vae};
+use kiln_nn::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
+use kiln_nn::{config, text_encoder, transformer, vae};
 use kiln_weights::WeightSource;
 
 use super::component::{ModelComponent, SourceCache, open_component};

@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_model::{config, text_encoder, transformer, vae};
+use kiln_nn::{config, text_encoder, transformer, vae};
 use kiln_weights::{Component, KnownTensors, WeightSource};
 use serde::de::DeserializeOwned;
 

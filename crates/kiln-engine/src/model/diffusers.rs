@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_family::{FAMILIES, Family, Variant};
-use kiln_model::config::{parse, read_bytes};
-use kiln_model::schedule::{SCHEDULER, SchedulerConfig};
-use kiln_model::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
-use kiln_model::transformer;
+use kiln_nn::config::{parse, read_bytes};
+use kiln_nn::schedule::{SCHEDULER, SchedulerConfig};
+use kiln_nn::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
+use kiln_nn::transformer;
 use kiln_weights::WeightSource;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -44,9 +44,7 @@ impl ModelFiles<'_> {
             Some(packed) => Ok(packed.metadata().get(name).map(|text| text.as_bytes().to_vec())),
             None => match read_bytes(&self.root.join(name)) {
                 Ok(bytes) => Ok(Some(bytes)),
-                Err(kiln_model::Error::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
-                    Ok(None)
-                }
+                Err(kiln_nn::Error::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(error.into()),
             },
         }

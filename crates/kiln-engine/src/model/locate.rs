@@ -92,7 +92,7 @@ fn cache_snapshot(path: &Path) -> Result<Option<PathBuf>> {
         return Ok(Some(snapshots.join(main)));
     }
     let entries = fs::read_dir(&snapshots)
-        .map_err(|source| kiln_model::Error::Read { file: snapshots.clone(), source })?;
+        .map_err(|source| kiln_nn::Error::Read { file: snapshots.clone(), source })?;
     let mut folders: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect();
     folders.sort();
     match &folders[..] {

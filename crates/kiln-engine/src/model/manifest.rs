@@ -33,7 +33,7 @@ struct Manifest {
 pub(super) fn read(file: &Path) -> Result<ComponentPaths> {
     let mut text = String::new();
     let opened = kiln_base::open_regular(file).and_then(|f| f.take(MAX_BYTES + 1).read_to_string(&mut text));
-    opened.map_err(|source| kiln_model::Error::Read { file: file.to_path_buf(), source })?;
+    opened.map_err(|source| kiln_nn::Error::Read { file: file.to_path_buf(), source })?;
     if text.len() as u64 > MAX_BYTES {
         return Err(Error::config(file, format!("it is longer than {MAX_BYTES} bytes")));
     }

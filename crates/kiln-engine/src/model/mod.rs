@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_family::{TextEncoder, Variant};
-use kiln_model::schedule::SchedulerConfig;
-use kiln_model::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
-use kiln_model::{text_encoder, transformer, vae};
+use kiln_nn::schedule::SchedulerConfig;
+use kiln_nn::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
+use kiln_nn::{text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::{Component, LinearPrecision, WeightSource};
 

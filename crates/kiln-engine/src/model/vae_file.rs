@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
-use kiln_model::{taef2, vae};
+use kiln_nn::{taef2, vae};
 use kiln_ops::Reference;
 use kiln_weights::{Component, WeightSource};
 

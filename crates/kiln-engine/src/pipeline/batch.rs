@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kiln_model::{Event, Observer};
+use kiln_nn::{Event, Observer};
 use kiln_ops::Backend;
 
 use super::output::PendingOutput;
@@ -102,18 +102,18 @@ impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
     }
 
     /// Stops the run if no member is left.
-    fn check_cancelled(&self) -> kiln_model::Result<()> {
-        if self.image_count() == 0 { Err(kiln_model::Error::Cancelled) } else { Ok(()) }
+    fn check_cancelled(&self) -> kiln_nn::Result<()> {
+        if self.image_count() == 0 { Err(kiln_nn::Error::Cancelled) } else { Ok(()) }
     }
 }
 
 impl<B: Backend> Observer<B> for Batch<'_, '_, B> {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         self.report(|_, _, _| event.clone());
         self.check_cancelled()
     }
 
-    fn inspect(&mut self, name: &str, x: &B::Tensor) -> kiln_model::Result<()> {
+    fn inspect(&mut self, name: &str, x: &B::Tensor) -> kiln_nn::Result<()> {
         if let Some(member) = self.single_member() {
             self.with_member(member, |m| Ok::<_, Error>(m.observer.inspect(name, x)?));
         }

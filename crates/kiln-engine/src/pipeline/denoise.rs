@@ -11,12 +11,12 @@
 //! number; meanwhile the device computes the velocity for the case that the cache is reused.
 
 use kiln_family::Variant;
-use kiln_model::schedule::Schedule;
-use kiln_model::transformer::{
+use kiln_nn::schedule::Schedule;
+use kiln_nn::transformer::{
     BatchItem, KvCache, Position, Prediction, References, RopeTables, StepCache, Transformer,
     TransformerBatch,
 };
-use kiln_model::{Event, StepEnd, StepOutput, are_finite};
+use kiln_nn::{Event, StepEnd, StepOutput, are_finite};
 use kiln_ops::{Backend, Pending, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
 use kiln_image::RgbImage;
-use kiln_model::tokenizer::Tokens;
-use kiln_model::{Autoencoder, Event, Observer};
+use kiln_nn::tokenizer::Tokens;
+use kiln_nn::{Autoencoder, Event, Observer};
 use kiln_ops::{Backend, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 
 use kiln_base::lock;
-use kiln_model::transformer::Transformer;
-use kiln_model::{Autoencoder, Event, Observer, ResidencyPlan};
+use kiln_nn::transformer::Transformer;
+use kiln_nn::{Autoencoder, Event, Observer, ResidencyPlan};
 use kiln_ops::Backend;
 use kiln_weights::{LinearPrecision, LoraOptions, LoraReport, LoraUpdates};
 

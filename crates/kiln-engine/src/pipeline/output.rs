@@ -1,7 +1,7 @@
 //! Images: finished, or still being computed by the device.
 
 use kiln_image::RgbImage;
-use kiln_model::PendingImage;
+use kiln_nn::PendingImage;
 use kiln_ops::{Backend, Pending};
 use kiln_tensor::HostTensor;
 
@@ -92,5 +92,5 @@ pub(super) fn not_finite_after<B: Backend>(
 }
 
 fn not_finite(what: impl Into<String>) -> Error {
-    Error::Model(kiln_model::Error::NotFinite { what: what.into() })
+    Error::Model(kiln_nn::Error::NotFinite { what: what.into() })
 }

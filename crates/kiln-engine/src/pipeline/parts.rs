@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kiln_image::RgbImage;
-use kiln_model::Observer;
+use kiln_nn::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 

@@ -6,9 +6,9 @@
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
-use kiln_model::text_encoder::TextEncoder;
-use kiln_model::tokenizer::Tokens;
-use kiln_model::{Event, Observer, ResidencyPlan};
+use kiln_nn::text_encoder::TextEncoder;
+use kiln_nn::tokenizer::Tokens;
+use kiln_nn::{Event, Observer, ResidencyPlan};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 

@@ -5,7 +5,7 @@
 //! decoded tile gets the tones of the enlarged image and is blended in.
 
 use kiln_image::{RgbImage, Tile};
-use kiln_model::Event;
+use kiln_nn::Event;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 

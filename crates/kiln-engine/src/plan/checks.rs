@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kiln_model::schedule::{Schedule, SigmaSpacing};
+use kiln_nn::schedule::{Schedule, SigmaSpacing};
 use kiln_tensor::HostTensor;
 
 use super::contents::Prompt;

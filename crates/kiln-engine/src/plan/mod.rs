@@ -9,8 +9,8 @@ mod upscale;
 use std::sync::Arc;
 
 use kiln_image::{Encoding, RgbImage};
-use kiln_model::schedule::Schedule;
-use kiln_model::tokenizer::Tokens;
+use kiln_nn::schedule::Schedule;
+use kiln_nn::tokenizer::Tokens;
 use kiln_tensor::DType;
 
 use crate::error::{Error, Result};

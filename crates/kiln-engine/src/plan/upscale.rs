@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use kiln_image::{MAX_SIDE, RgbImage, TileGrid};
-use kiln_model::schedule::Schedule;
+use kiln_nn::schedule::Schedule;
 
 use super::checks::{check_steps, round_side, spacing};
 use super::contents::StartingPoint;

@@ -27,7 +27,7 @@ fn latents_that_are_not_finite_end_the_request_and_name_the_step() {
     assert_eq!(sinks.each_ref().map(|sink| sink.count(steps)), [3, 1]);
     let (error, images) = sinks[1].error();
     assert_eq!(images, 0);
-    assert!(matches!(error, Error::Model(kiln_model::Error::NotFinite { .. })), "{error}");
+    assert!(matches!(error, Error::Model(kiln_nn::Error::NotFinite { .. })), "{error}");
     assert_eq!(error.to_string(), "the latent after step 1 of 3 is not finite: it holds NaN or infinity");
     assert_eq!(sinks[0].images().len(), 1, "the other request of the batch is not affected");
 }
@@ -41,6 +41,6 @@ fn a_decoded_image_that_is_not_finite_is_an_error() {
         engine.decode_latents(&huge, [4, 4], None, &RecordingSink::default())
     });
     let error = decoded.unwrap_err();
-    assert!(matches!(error, Error::Model(kiln_model::Error::NotFinite { .. })), "{error}");
+    assert!(matches!(error, Error::Model(kiln_nn::Error::NotFinite { .. })), "{error}");
     assert_eq!(error.to_string(), "the decoded image is not finite: it holds NaN or infinity");
 }

@@ -7,7 +7,7 @@ use kiln_engine::pipeline::{BatchMember, LoadOptions, PendingOutput, Pipeline, P
 use kiln_engine::{BatchLimit, Error, Event, Explain, LocalFiles, Model, Plan, Request};
 use kiln_golden::{Checkpoint, TestInputs, testdata};
 use kiln_image::RgbImage;
-use kiln_model::Observer;
+use kiln_nn::Observer;
 use kiln_tensor::{DType, HostTensor};
 
 /// A limit above all batches of these tests.
@@ -51,12 +51,12 @@ struct BatchRecorder {
 }
 
 impl Observer<CpuBackend> for BatchRecorder {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         match event {
             Event::StepStarted { step: 0, batch: all, .. } => self.batches.push(all),
             Event::StepFinished { .. } => self.steps += 1,
             Event::Block { .. } if self.stop_after == Some(self.steps) => {
-                return Err(kiln_model::Error::Cancelled);
+                return Err(kiln_nn::Error::Cancelled);
             }
             _ => {}
         }
@@ -314,7 +314,7 @@ fn a_failing_request_does_not_affect_the_others() {
     let outcomes = run_batched(&pipeline, &plans, &mut recorders, ALL);
     assert!(recorders.iter().all(|w| w.batches == [3]), "not batched");
     let error = outcomes[1].0.as_ref().unwrap_err();
-    assert!(matches!(error, Error::Model(kiln_model::Error::NotFinite { .. })), "{error:?}");
+    assert!(matches!(error, Error::Model(kiln_nn::Error::NotFinite { .. })), "{error:?}");
     for i in [0, 2] {
         assert!(outcomes[i].0.is_ok());
         let alone = pipeline.generate(&plans[i], &mut ()).unwrap();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kiln_family::flux2;
-use kiln_model::text_encoder::Config;
-use kiln_model::tokenizer::TokenizerFiles;
+use kiln_nn::text_encoder::Config;
+use kiln_nn::tokenizer::TokenizerFiles;
 use kiln_tensor::packed::Format;
 use kiln_tensor::packed::small_floats::to_e4m3;
 use kiln_tensor::{DType, HostTensor};

@@ -11,7 +11,7 @@ use kiln_engine::{
 };
 use kiln_family::flux2;
 use kiln_golden::{Checkpoint, TestInputs, testdata};
-use kiln_model::Observer;
+use kiln_nn::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::WeightSource;
@@ -220,9 +220,9 @@ fn the_same_request_gives_the_same_bytes_on_any_number_of_threads() {
 struct StopAtBlock;
 
 impl<B: Backend> Observer<B> for StopAtBlock {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         match event {
-            Event::Block { done: 2, .. } => Err(kiln_model::Error::Cancelled),
+            Event::Block { done: 2, .. } => Err(kiln_nn::Error::Cancelled),
             Event::StepFinished { .. } => panic!("the step was finished"),
             _ => Ok(()),
         }
@@ -348,7 +348,7 @@ fn a_dev_model_needs_text_embeddings() {
 fn options_without_effect_are_noted() {
     struct Notes(Vec<String>);
     impl<B: Backend> Observer<B> for Notes {
-        fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+        fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
             if let Event::Note(note) = event {
                 self.0.push(note);
             }
@@ -400,7 +400,7 @@ fn bf16_noise_is_the_rounded_f32_noise() {
     let pipeline = load(folder.path(), &options).unwrap();
     struct Noise<'a>(&'a CpuBackend, Option<HostTensor>);
     impl Observer<CpuBackend> for Noise<'_> {
-        fn inspect(&mut self, name: &str, x: &<CpuBackend as Backend>::Tensor) -> kiln_model::Result<()> {
+        fn inspect(&mut self, name: &str, x: &<CpuBackend as Backend>::Tensor) -> kiln_nn::Result<()> {
             if name == "noise" {
                 self.1 = Some(self.0.download(x)?);
             }

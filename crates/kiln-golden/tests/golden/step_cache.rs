@@ -7,7 +7,7 @@ use kiln_engine::pipeline::{BatchMember, LoadOptions, PendingOutput, Pipeline, P
 use kiln_engine::{BatchLimit, Event, InputResolver, LoraRef, Model, Plan, Request};
 use kiln_golden::{Checkpoint, TestInputs, testdata};
 use kiln_image::RgbImage;
-use kiln_model::Observer;
+use kiln_nn::Observer;
 use kiln_ops::{Backend, TimedBackend};
 use kiln_tensor::{DType, HostTensor};
 
@@ -208,7 +208,7 @@ struct Progress {
 }
 
 impl<B: Backend> Observer<B> for Progress {
-    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+    fn event(&mut self, event: Event) -> kiln_nn::Result<()> {
         match event {
             Event::Block { .. } => self.blocks += 1,
             Event::StepFinished { reused, .. } => self.reused.push(reused),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kiln_cpu::CpuBackend;
-use kiln_model::taef2::Taef2;
+use kiln_nn::taef2::Taef2;
 use kiln_ops::Backend;
 use kiln_tensor::rng::TorchCpu;
 use kiln_tensor::{DType, HostTensor, f16};

@@ -8,11 +8,11 @@ use kiln_engine::Model;
 use kiln_engine::upsample::PromptRewriter;
 use kiln_family::flux2;
 use kiln_golden::{Checkpoint, testdata};
-use kiln_model::language_model::{self, Continuation, Sampling};
-use kiln_model::text_encoder::Config;
-use kiln_model::tokenizer::PromptTokenizer;
-use kiln_model::vision::{self, Patches, VisionTower};
-use kiln_model::{MAX_NEW_TOKENS, ResidencyPlan, Upsampler, config};
+use kiln_nn::language_model::{self, Continuation, Sampling};
+use kiln_nn::text_encoder::Config;
+use kiln_nn::tokenizer::PromptTokenizer;
+use kiln_nn::vision::{self, Patches, VisionTower};
+use kiln_nn::{MAX_NEW_TOKENS, ResidencyPlan, Upsampler, config};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Component, WeightSource};
@@ -253,9 +253,9 @@ fn reading_a_conversation_can_be_stopped() {
     let mut asked = 0;
     let stopped = UPSAMPLER.answer(&tiny.b, &conversation, None, Sampling::Greedy, 1, &mut |_| {
         asked += 1;
-        if asked == 2 { Err(kiln_model::Error::Cancelled) } else { Ok(()) }
+        if asked == 2 { Err(kiln_nn::Error::Cancelled) } else { Ok(()) }
     });
-    assert!(matches!(stopped, Err(kiln_model::Error::Cancelled)));
+    assert!(matches!(stopped, Err(kiln_nn::Error::Cancelled)));
     assert_eq!(asked, 2, "before the second layer");
 }
 

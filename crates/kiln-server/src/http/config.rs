@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_check::ImageCheck;
+use kiln_filters::ImageCheck;
 
 use crate::http::proxies::Network;
 use crate::http::tls::Tls;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kiln_base::lock;
-use kiln_check::Refusal;
 use kiln_engine::{Phase, Progress, Request};
+use kiln_filters::Refusal;
 use kiln_image::RgbImage;
 
 use crate::jobs::attempts::Attempts;

@@ -39,8 +39,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
-use kiln_check::ImageCheck;
 use kiln_engine::FileRef;
+use kiln_filters::ImageCheck;
 use tokio::sync::watch;
 
 use crate::jobs::decode_budget::DecodeBudget;

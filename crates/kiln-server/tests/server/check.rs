@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kiln_check::ImageCheck;
+use kiln_filters::ImageCheck;
 use kiln_server::{Config, WebhookConfig};
 use serde_json::{Value, json};
 use tempfile::TempDir;

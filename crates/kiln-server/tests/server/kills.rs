@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_check::ImageCheck;
+use kiln_filters::ImageCheck;
 use kiln_server::{Config, Server};
 use serde_json::{Value, json};
 use tempfile::TempDir;

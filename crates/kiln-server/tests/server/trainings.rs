@@ -442,7 +442,7 @@ async fn the_folder_of_trainings_is_private() {
 #[tokio::test]
 async fn samples_are_not_shown_where_images_are_checked() {
     let server = TestServer::with(|config| {
-        config.check = Some(kiln_check::ImageCheck::new("true", Duration::from_secs(2)).unwrap())
+        config.check = Some(kiln_filters::ImageCheck::new("true", Duration::from_secs(2)).unwrap())
     });
     server.inner.train_with(FakeTrainer::default()).unwrap();
     let view = server.post("/v1/trainings", order("me", 5)).await.ok().json();

@@ -3,7 +3,7 @@
 //! With `w1` `[l, m]`, `w2` `[k, n]` and a row of `x` as a matrix `X` `[m, n]`, the sum's second term is `w1 · X · w2ᵀ`, `[l, k]`:
 //! a product with `w2` of rows of length `n`, then one with `w1` from the left. The Kronecker product is never formed.
 
-use kiln_model::transformer::training::LayerStack;
+use kiln_nn::transformer::training::LayerStack;
 use kiln_ops::{Tensor as _, TrainingBackend};
 
 use super::targets::TargetLayer;
@@ -75,7 +75,7 @@ impl<B: TrainingBackend> AdapterSet<B> {
         w: &B::Weight,
         x: &B::Tensor,
         widths: &[usize],
-    ) -> Result<Vec<B::Tensor>, kiln_model::Error> {
+    ) -> Result<Vec<B::Tensor>, kiln_nn::Error> {
         let rows: Vec<usize> = layer.iter().map(|(_, rows)| *rows).collect();
         let mut ys = b.linear_low_rank(x, w, &[], &rows)?.ys;
         for ((name, rows), y) in layer.iter().zip(&mut ys) {
@@ -101,7 +101,7 @@ impl<B: TrainingBackend> AdapterSet<B> {
         x: &B::Tensor,
         dys: &[&B::Tensor],
         needs_dx: bool,
-    ) -> Result<Option<B::Tensor>, kiln_model::Error> {
+    ) -> Result<Option<B::Tensor>, kiln_nn::Error> {
         let mut dx = if needs_dx { Some(b.linear_backward(dys, w, None)?) } else { None };
         let rows: Vec<usize> = layer.iter().map(|(_, rows)| *rows).collect();
         let same =

@@ -1,7 +1,7 @@
 //! LoRA, `y = x · Wᵀ + s · (x' · Aᵀ) · Bᵀ` with `x'` the input after dropout, and DoRA, which multiplies each output of that sum
 //! by `magnitude / ‖row of W + s · B · A‖`. The norm counts as a constant in DoRA's gradient, as in its paper and in PEFT.
 
-use kiln_model::transformer::training::LayerStack;
+use kiln_nn::transformer::training::LayerStack;
 use kiln_ops::training::LowRank;
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
@@ -72,7 +72,7 @@ impl<B: TrainingBackend> AdapterSet<B> {
         w: &B::Weight,
         x: &B::Tensor,
         widths: &[usize],
-    ) -> Result<(Vec<B::Tensor>, LoraSaved<B>), kiln_model::Error> {
+    ) -> Result<(Vec<B::Tensor>, LoraSaved<B>), kiln_nn::Error> {
         let parts: Vec<_> = self.parts(layer).collect();
         let inputs = self.dropped(b, &parts, x).map_err(model_error)?;
         let updates = updates(&parts, &inputs);
@@ -101,7 +101,7 @@ impl<B: TrainingBackend> AdapterSet<B> {
         saved: LoraSaved<B>,
         dys: &[&B::Tensor],
         needs_dx: bool,
-    ) -> Result<Option<B::Tensor>, kiln_model::Error> {
+    ) -> Result<Option<B::Tensor>, kiln_nn::Error> {
         let LoraSaved { inner, unscaled } = saved;
         let scaled = match unscaled {
             Some(unscaled) => {
@@ -153,7 +153,7 @@ impl<B: TrainingBackend> AdapterSet<B> {
     }
 
     /// Adds the magnitudes' gradients, given for all outputs of the layer.
-    fn add_magnitudes(&mut self, b: &B, layer: &LayerStack, dm: &B::Tensor) -> Result<(), kiln_model::Error> {
+    fn add_magnitudes(&mut self, b: &B, layer: &LayerStack, dm: &B::Tensor) -> Result<(), kiln_nn::Error> {
         let mut first = 0;
         for (name, rows) in layer {
             if let Some(adapter) = self.layers.get_mut(name) {
@@ -220,11 +220,11 @@ fn part_rows(layer: &LayerStack) -> Vec<usize> {
 }
 
 /// Converts to the model's error, which the model's traits return.
-fn model_error(e: crate::Error) -> kiln_model::Error {
+fn model_error(e: crate::Error) -> kiln_nn::Error {
     match e {
         crate::Error::Model(e) => e,
         crate::Error::Ops(e) => e.into(),
         crate::Error::Tensor(e) => e.into(),
-        other => kiln_model::Error::request(other.to_string()),
+        other => kiln_nn::Error::request(other.to_string()),
     }
 }

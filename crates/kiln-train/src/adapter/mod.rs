@@ -11,7 +11,7 @@ mod targets;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
-use kiln_model::transformer::training::{Adapters, LayerStack};
+use kiln_nn::transformer::training::{Adapters, LayerStack};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
@@ -176,7 +176,7 @@ impl<B: TrainingBackend> Adapters<B> for AdapterSet<B> {
         w: &B::Weight,
         x: &B::Tensor,
         widths: &[usize],
-    ) -> kiln_model::Result<(Vec<B::Tensor>, Saved<B>)> {
+    ) -> kiln_nn::Result<(Vec<B::Tensor>, Saved<B>)> {
         Ok(match self.kind {
             AdapterKind::Lora | AdapterKind::Dora => {
                 let (ys, saved) = self.lora_forward(b, layer, w, x, widths)?;
@@ -195,7 +195,7 @@ impl<B: TrainingBackend> Adapters<B> for AdapterSet<B> {
         saved: Saved<B>,
         dys: &[&B::Tensor],
         needs_dx: bool,
-    ) -> kiln_model::Result<Option<B::Tensor>> {
+    ) -> kiln_nn::Result<Option<B::Tensor>> {
         Ok(match saved {
             Saved::Lora(saved) => self.lora_backward(b, layer, w, x, saved, dys, needs_dx)?,
             Saved::Lokr => self.lokr_backward(b, layer, w, x, dys, needs_dx)?,

@@ -1,6 +1,6 @@
 //! Which layers get an adapter, and of which rank.
 
-use kiln_model::transformer::Config;
+use kiln_nn::transformer::Config;
 use kiln_weights::LayerShape;
 
 use crate::{AdapterSettings, Error, LayerGroup, Result, TargetPreset, Targets};

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use kiln_cpu::{CpuBackend, CpuOptions, Isa};
-use kiln_model::transformer::training::{Adapters, Keep, LayerStack, TrainingItem};
-use kiln_model::transformer::{
+use kiln_nn::transformer::training::{Adapters, Keep, LayerStack, TrainingItem};
+use kiln_nn::transformer::{
     BatchItem, Config, Position, References, RopeTables, Transformer, TransformerBatch,
 };
 use kiln_ops::{
@@ -33,7 +33,7 @@ impl<B: TrainingBackend> Adapters<B> for NoAdapters {
         _: &B::Weight,
         _: &B::Tensor,
         _: &[usize],
-    ) -> kiln_model::Result<(Vec<B::Tensor>, ())> {
+    ) -> kiln_nn::Result<(Vec<B::Tensor>, ())> {
         unreachable!("no layer is adapted")
     }
 
@@ -46,7 +46,7 @@ impl<B: TrainingBackend> Adapters<B> for NoAdapters {
         _: (),
         _: &[&B::Tensor],
         _: bool,
-    ) -> kiln_model::Result<Option<B::Tensor>> {
+    ) -> kiln_nn::Result<Option<B::Tensor>> {
         unreachable!("no layer is adapted")
     }
 }

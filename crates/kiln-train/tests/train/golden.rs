@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use kiln_model::ResidencyPlan;
-use kiln_model::transformer::{Config, Transformer};
+use kiln_nn::ResidencyPlan;
+use kiln_nn::transformer::{Config, Transformer};
 use kiln_ops::{Backend, Reference, TrainingBackend};
 use kiln_tensor::rng::TorchCpu;
 use kiln_tensor::{DType, HostTensor, Shape, bf16};

@@ -1,6 +1,6 @@
 //! What a training must do whatever the numbers: resume to the bit, recompute to the bit, learn, and refuse.
 
-use kiln_model::transformer::Config;
+use kiln_nn::transformer::Config;
 use kiln_ops::Reference;
 use kiln_tensor::{DType, HostTensor};
 use kiln_train::{

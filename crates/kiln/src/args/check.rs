@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use kiln_check::ImageCheck;
+use kiln_filters::ImageCheck;
 
 use crate::error::CliError;
 

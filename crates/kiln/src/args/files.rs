@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use kiln_catalog::export::QuantType;
 use kiln_family::Variant;
-use kiln_models::export::QuantType;
 use kiln_weights::Component;
 
 use super::{ThreadArgs, variants};

@@ -1,7 +1,7 @@
 //! Configurations of the published models, for synthetic weights.
 
 use kiln_family::{Variant, flux2};
-use kiln_model::{text_encoder, transformer, vae};
+use kiln_nn::{text_encoder, transformer, vae};
 use serde_json::{Value, json};
 
 use crate::args::SizeArg;

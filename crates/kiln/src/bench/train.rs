@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Instant;
 
 use kiln_engine::{DeviceInfo, Model, TrainingVisitor};
-use kiln_model::ResidencyPlan;
-use kiln_model::transformer::Transformer;
+use kiln_nn::ResidencyPlan;
+use kiln_nn::transformer::Transformer;
 use kiln_ops::TrainingBackend;
 use kiln_tensor::DType;
 use kiln_train::{Example, ReferenceLatents, TrainSettings, Trainer};

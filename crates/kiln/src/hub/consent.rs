@@ -11,7 +11,7 @@ use crate::{hub, terminal};
 /// Names the licences of what will be downloaded, and asks whether they are accepted, unless they are. Without a
 /// terminal, it is an error that says how to accept them.
 pub fn require(plan: &ModelPlan, accepted: bool, quiet: bool) -> Result<(), CliError> {
-    let Some(listed) = kiln_models::terms(plan).filter(|_| !(accepted && quiet)) else { return Ok(()) };
+    let Some(listed) = kiln_catalog::terms(plan).filter(|_| !(accepted && quiet)) else { return Ok(()) };
     let name = plan.model.name.short();
     if accepted {
         terminal::tell(&format!("`{name}` is under the {listed}"));
@@ -22,5 +22,5 @@ pub fn require(plan: &ModelPlan, accepted: bool, quiet: bool) -> Result<(), CliE
         let question = format!("`{name}` ({size}) is under the {listed}\naccept it and download?");
         return if hub::ask(&question) { Ok(()) } else { Err(CliError::cancelled()) };
     }
-    Ok(kiln_models::require_no_terms(plan)?)
+    Ok(kiln_catalog::require_no_terms(plan)?)
 }

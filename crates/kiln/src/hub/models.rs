@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_catalog::{cache, ember};
 use kiln_engine::ComponentPaths;
 use kiln_hub::{InstalledModel, ModelName};
-use kiln_models::{cache, ember};
 use kiln_weights::{Component, WeightSource};
 use serde::Serialize;
 
@@ -95,7 +95,7 @@ fn unfinished(name: &ModelName) -> String {
 
 /// What keeps a file or folder from being used as a model.
 fn note(name: &str, path: &Path) -> String {
-    match kiln_models::open_with(path, &cache::with_companions(name, &ComponentPaths::default())) {
+    match kiln_catalog::open_with(path, &cache::with_companions(name, &ComponentPaths::default())) {
         Ok(model) => hub::missing_components(&model).unwrap_or_default(),
         Err(_) => component(path).unwrap_or_else(|| format!("not a model: see `kiln info {name}`")),
     }

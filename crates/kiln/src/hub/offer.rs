@@ -3,9 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
+use kiln_catalog::ModelLocation;
 use kiln_engine::Request;
 use kiln_hub::{ModelName, ModelPlan};
-use kiln_models::ModelLocation;
 
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
@@ -33,15 +33,15 @@ pub fn resolve(
         Ok(location) => return Ok(location),
         Err(error) => error,
     };
-    let Some(name) = model.and_then(kiln_models::known) else { return Err(error) };
+    let Some(name) = model.and_then(kiln_catalog::known) else { return Err(error) };
     let can_ask = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     if !options.yes && !can_ask {
         let hint = format!("`kiln pull {}` downloads it from Hugging Face; so does --yes", name.short());
         return Err(CliError { hint: Some(hint), ..error });
     }
-    let settings = kiln_models::download_settings()?;
+    let settings = kiln_catalog::download_settings()?;
     let plan = kiln_hub::plan_model(&settings, &name)
-        .map_err(kiln_models::Error::from)
+        .map_err(kiln_catalog::Error::from)
         .with_context(|| format!("looking for `{}` at {}", name.short(), settings.endpoint))?;
     let offer = offer(&plan, &settings.endpoint);
     if options.yes {

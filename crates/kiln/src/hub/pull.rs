@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_base::printable_line;
+use kiln_catalog::cache;
 use kiln_engine::ComponentPaths;
 use kiln_hub::{HubSettings, ModelName, ModelPlan, PullProgress, PullSummary};
-use kiln_models::cache;
 
 use crate::args::PullArgs;
 use crate::cancel::{self, CancelFlag};
@@ -16,15 +16,15 @@ use crate::error::{CliError, ErrorContext};
 use crate::hub::consent;
 use crate::terminal;
 use crate::values::{bytes, duration, plural};
-use kiln_models::properties::Properties;
+use kiln_catalog::properties::Properties;
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
-    let name = ModelName::parse(&args.name).map_err(kiln_models::Error::from)?;
-    let settings = kiln_models::download_settings()?;
+    let name = ModelName::parse(&args.name).map_err(kiln_catalog::Error::from)?;
+    let settings = kiln_catalog::download_settings()?;
     // A signal ends it at once, whatever the hub does: the next pull resumes what is there.
     let cancel = CancelFlag::install();
     let plan = kiln_hub::plan_model(&settings, &name)
-        .map_err(kiln_models::Error::from)
+        .map_err(kiln_catalog::Error::from)
         .with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
     consent::require(&plan, args.accept_license, args.quiet || args.json)?;
     let start = Instant::now();
@@ -87,7 +87,7 @@ pub fn download(
         !cancel.is_set()
     });
     display.clear();
-    let pulled = pulled.map_err(kiln_models::Error::from);
+    let pulled = pulled.map_err(kiln_catalog::Error::from);
     pulled.with_context(|| format!("downloading `{}` from {}", plan.model.name.short(), settings.endpoint))
 }
 
@@ -110,7 +110,7 @@ fn usage(snapshot: &Path, name: &ModelName) -> String {
         return format!("it is {component}: a transformer that lacks one, and that it fits, takes it");
     }
     let components = cache::with_companions(&short, &ComponentPaths::default());
-    let Ok(model) = kiln_models::open_with(&path, &components) else { return usage };
+    let Ok(model) = kiln_catalog::open_with(&path, &components) else { return usage };
     let Some(missing) = super::missing_components(&model) else { return usage };
     match model.matching_model() {
         Some(name) => format!("{usage}\nit has {missing}: run `kiln pull {name}`, whose components fit"),

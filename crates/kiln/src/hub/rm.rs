@@ -5,8 +5,8 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use kiln_base::printable_line;
+use kiln_catalog::ember;
 use kiln_hub::{Cache, ModelName};
-use kiln_models::ember;
 
 use crate::args::RmArgs;
 use crate::error::CliError;
@@ -59,10 +59,10 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
             fs::remove_dir_all(path).map_err(|e| remove_error(path, e)).map(|()| size)?
         }
         RemovableModel::Pulled(cache, ModelName { repo, pattern: Some(pattern), .. }) => {
-            cache.remove_matching(repo, pattern).map_err(kiln_models::Error::from)?
+            cache.remove_matching(repo, pattern).map_err(kiln_catalog::Error::from)?
         }
         RemovableModel::Pulled(cache, name) => {
-            cache.remove_revision(&name.repo, &name.revision).map_err(kiln_models::Error::from)?
+            cache.remove_revision(&name.repo, &name.revision).map_err(kiln_catalog::Error::from)?
         }
     };
     terminal::tell(&format!("removed {what}: {}", bytes(freed)));
@@ -78,7 +78,7 @@ fn find(text: &str) -> Result<RemovableModel, CliError> {
         return Ok(RemovableModel::Local(path));
     }
     if let Ok(name) = ModelName::parse(text) {
-        let cache = Cache::new(kiln_models::cache_settings()?.cache);
+        let cache = Cache::new(kiln_catalog::cache_settings()?.cache);
         let installed = cache.installed(&name.repo, &name.revision).is_some();
         let matches = name.pattern.is_none() || !cache.files(&name).is_empty();
         if installed && matches {

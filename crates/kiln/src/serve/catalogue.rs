@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
+use kiln_catalog::{ModelLocation, ember};
 use kiln_engine::Model;
-use kiln_models::{ModelLocation, ember};
 use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, ModelInfo};
 
 use super::generator::job_error;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use kiln_catalog::cache;
 use kiln_family::{Alias, aliases};
-use kiln_models::cache;
 use kiln_server::{DownloadLicence, DownloadableModel, JobError};
 
 use crate::args::ServeArgs;
@@ -34,7 +34,7 @@ pub fn models() -> Vec<DownloadableModel> {
 /// Downloads one of these models into the Hugging Face cache.
 pub fn run(name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
     // The server asked for consent to the licence.
-    let pulled = kiln_models::pull(name, true, &mut |progress| on_progress(progress.done, progress.total));
+    let pulled = kiln_catalog::pull(name, true, &mut |progress| on_progress(progress.done, progress.total));
     pulled.map(drop).map_err(|error| JobError::explained(&error))
 }
 

@@ -6,8 +6,8 @@ mod watcher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_catalog::{ModelLocation, ember};
 use kiln_engine::{ComponentPaths, Device, Explain, Model, Session, Settings};
-use kiln_models::{ModelLocation, ember};
 use kiln_server::{
     Catalogue as _, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
     TrainingProgress, TrainingTask,

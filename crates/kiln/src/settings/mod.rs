@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use kiln_base::folders;
+use kiln_catalog::{ModelFolders, ember};
 use kiln_engine::{Device, Precision, cache_threshold};
-use kiln_models::{ModelFolders, ember};
 use toml::{Table, Value};
 
 pub use edit::{Place, set, unset};

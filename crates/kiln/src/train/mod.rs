@@ -2,8 +2,8 @@
 
 mod progress;
 
+use kiln_catalog::ember;
 use kiln_engine::Settings;
-use kiln_models::ember;
 use kiln_train::{Outcome, PreparedTraining, RunFiles};
 
 use crate::args::TrainArgs;

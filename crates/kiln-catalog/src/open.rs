@@ -21,12 +21,12 @@ pub fn open_with(path: &Path, components: &ComponentPaths) -> Result<Model> {
     let hint = match &model {
         Err(kiln_engine::Error::Model(error)) => match error {
             // A file that is a model, but damaged or of an unknown type, has a hint of its own.
-            kiln_model::Error::Weights(kiln_weights::Error::Malformed { problem, .. })
+            kiln_nn::Error::Weights(kiln_weights::Error::Malformed { problem, .. })
                 if path.is_file() && !describes_tensors(problem) =>
             {
                 Some(not_a_model(path))
             }
-            kiln_model::Error::Config { file, what } if no_index && file == path => {
+            kiln_nn::Error::Config { file, what } if no_index && file == path => {
                 let several = what.starts_with("there are several");
                 let either = || hint!["name one of them with ", Field::Model; "with ", Field::Transformer];
                 Some(if several { either() } else { not_a_model(path) })

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use kiln_check::ImageCheck;
+//! use kiln_filters::ImageCheck;
 //! use kiln_image::RgbImage;
 //!
 //! let image = RgbImage::new(1, 1, vec![255, 0, 0])?;

@@ -9,7 +9,7 @@ use kiln_tensor::HostLinear;
 /// those overlaps with computation all the time.
 ///
 /// ```
-/// use kiln_model::ResidencyPlan;
+/// use kiln_nn::ResidencyPlan;
 /// use kiln_ops::Residency::{Device, Host};
 ///
 /// let plan = ResidencyPlan::new(40 << 20, 80 << 20);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use kiln_engine::ComponentFile;
 use kiln_family::Family;
-use kiln_model::{language_model, text_encoder, transformer, vae};
+use kiln_nn::{language_model, text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;

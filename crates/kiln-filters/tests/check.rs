@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use kiln_check::{ImageCheck, Refusal};
+use kiln_filters::{ImageCheck, Refusal};
 use kiln_image::RgbImage;
 
 fn image() -> RgbImage {

@@ -8,12 +8,12 @@
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use kiln_models::ModelFolders;
+//! use kiln_catalog::ModelFolders;
 //!
 //! let location = ModelFolders::from_env().resolve(Some(Path::new("klein-4b")))?;
 //! let model = location.open()?;
 //! println!("{}", model.variant);
-//! # Ok::<(), kiln_models::Error>(())
+//! # Ok::<(), kiln_catalog::Error>(())
 //! ```
 #![forbid(unsafe_code)]
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use kiln_family::flux2::{MISTRAL, QWEN3};
-use kiln_model::schedule::{Schedule, SchedulerConfig, SigmaSpacing, empirical_mu};
-use kiln_model::tokenizer::PromptTokenizer;
+use kiln_nn::schedule::{Schedule, SchedulerConfig, SigmaSpacing, empirical_mu};
+use kiln_nn::tokenizer::PromptTokenizer;
 use serde::Deserialize;
 
 fn golden(name: &str) -> Vec<u8> {
