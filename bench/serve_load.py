@@ -91,16 +91,16 @@ def painter(port, number, end, tally):
                 if response["status"] not in ("queued", "running"):
                     break
                 time.sleep(0.2)
-            pictures = [(p["id"], int(p["seed"])) for p in response["pictures"]]
+            images = [(p["id"], int(p["seed"])) for p in response["images"]]
         else:
-            pictures = [(p["picture"], int(p["seed"])) for p in response["data"]]
+            images = [(p["id"], int(p["seed"])) for p in response["data"]]
             if not base64.b64decode(response["data"][0]["b64_json"]).startswith(b"\x89PNG"):
-                pictures = []
+                images = []
         with tally.lock:
             tally.promised.append(seed)
-            tally.got.extend(pictures)
-            if [s for _, s in pictures] != [seed]:
-                tally.errors.append(f"requested seed {seed}, got {pictures}: {response.get('error')}")
+            tally.got.extend(images)
+            if [s for _, s in images] != [seed]:
+                tally.errors.append(f"requested seed {seed}, got {images}: {response.get('error')}")
 
 
 def doctor(port, end, tally):
@@ -150,24 +150,24 @@ def main():
             memory.append(resident(server.pid))
             time.sleep(0.5)
         took = time.time() - began
-        kept = json.loads(call(port, "GET", "/v1/pictures?limit=200")[2])
-        pictures = list(kept["data"])
+        kept = json.loads(call(port, "GET", "/v1/images?limit=200")[2])
+        images = list(kept["data"])
         while kept["more"]:
-            kept = json.loads(call(port, "GET", f"/v1/pictures?limit=200&before={pictures[-1]['id']}")[2])
-            pictures += kept["data"]
+            kept = json.loads(call(port, "GET", f"/v1/images?limit=200&before={images[-1]['id']}")[2])
+            images += kept["data"]
         metrics = call(port, "GET", "/metrics")[2].decode()
         server.terminate()
         server.wait(60)
 
     health = sorted(tally.health)
     p99 = health[int(len(health) * 0.99)] * 1000
-    ids = [picture["id"] for picture in pictures]
-    seeds = sorted(int(picture["seed"]) for picture in pictures)
+    ids = [image["id"] for image in images]
+    seeds = sorted(int(image["seed"]) for image in images)
     third = max(1, len(memory) // 3)
     growth = max(memory[-third:]) - max(memory[:third])
     print(f"{options.clients} clients, {took:.0f} s, {options.size}, {options.steps} steps, queue of {options.queue}")
-    print(f"images: {len(tally.got)} received, {len(pictures)} stored, {len(tally.got) / took:.1f} per second")
-    batches = re.findall(r'kiln_batch_pictures_total\{size="(\d+)"\} (\d+)', metrics)
+    print(f"images: {len(tally.got)} received, {len(images)} stored, {len(tally.got) / took:.1f} per second")
+    batches = re.findall(r'kiln_batch_images_total\{size="(\d+)"\} (\d+)', metrics)
     print("batches: " + ", ".join(f"{count} images in batches of {size}" for size, count in batches))
     print(f"rejected with 429: {tally.full}")
     print(f"/healthz: {len(health)} requests, median {health[len(health) // 2] * 1000:.1f} ms, p99 {p99:.1f} ms, "

@@ -30,7 +30,7 @@ import tempfile
 import time
 import zlib
 
-PHASES = {"text": "text encode", "step": "step", "decode": "vae decode", "picture": "text to image, 4 steps"}
+PHASES = {"text": "text encode", "step": "step", "decode": "vae decode", "image": "text to image, 4 steps"}
 BENCH_STEPS = 4
 
 
@@ -111,7 +111,7 @@ def bench(args):
         sys.exit(f"error: the bench did not measure {', '.join(missing)}: {'; '.join(report['notes'])}")
     times = {short: medians[name] for short, name in PHASES.items()}
     # The bench's image always has four steps.
-    times["picture"] += (args.steps - BENCH_STEPS) * times["step"]
+    times["image"] += (args.steps - BENCH_STEPS) * times["step"]
     return report, times
 
 
@@ -212,7 +212,7 @@ class Client:
         """Returns the file of a job's image."""
         if job["status"] != "done":
             sys.exit(f"error: job {job['id']} is {job['status']}: {job.get('error')}")
-        return self.ask("GET", f"/v1/pictures/{job['pictures'][0]['id']}/file")[1]
+        return self.ask("GET", f"/v1/images/{job['images'][0]['id']}/file")[1]
 
     def job(self, request):
         """Does the same as `generation` with a job, following its events to the end."""
@@ -357,7 +357,7 @@ def summary(args, report, times, latencies, burst_times):
         width=args.size[0], height=args.size[1], steps=args.steps, text_tokens=report["text_tokens"],
         bench=times,
         one_after_another={
-            name: dict(seconds=latencies[name], median=median, beyond_picture=median - times["picture"])
+            name: dict(seconds=latencies[name], median=median, beyond_image=median - times["image"])
             for name, median in medians.items()
         },
         at_once=dict(
@@ -375,7 +375,7 @@ def table(result):
     lines += [f"  {name:<32}{seconds * 1000:>10.1f}" for name, seconds in result["bench"].items()]
     lines.append(f"{'one after another, median':<34}{'ms':>10}   over the bench's image")
     for name, seen in result["one_after_another"].items():
-        lines.append(f"  {name:<32}{seen['median'] * 1000:>10.1f}   {seen['beyond_picture'] * 1000:+.1f}")
+        lines.append(f"  {name:<32}{seen['median'] * 1000:>10.1f}   {seen['beyond_image'] * 1000:+.1f}")
     title = f"{at_once['jobs']} concurrent jobs"
     lines.append(f"{title:<34}{'images/s':>10}   of the phases' limit")
     lines.append(f"  {'first submit to last finish':<32}{at_once['images_per_second']:>10.3f}   {at_once['share']:.1%}")

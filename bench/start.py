@@ -36,8 +36,8 @@ def cool(model):
 def once(args):
     """Returns the seconds until the program has planned the request, has loaded, and begins to compute."""
     # Never written: the program is killed when it begins to compute.
-    picture = pathlib.Path(tempfile.gettempdir()) / "kiln-start.png"
-    command = [args.kiln, "generate", "a red fox", "-m", args.model, "--json", "-v", "--no-cache", "-o", picture]
+    image = pathlib.Path(tempfile.gettempdir()) / "kiln-start.png"
+    command = [args.kiln, "generate", "a red fox", "-m", args.model, "--json", "-v", "--no-cache", "-o", image]
     began, seen = time.perf_counter(), {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:

@@ -40,7 +40,7 @@ def random_model(folder, ember):
 
 def kiln_seconds(args, model, work):
     """The median of the steps' seconds in the log, without the first two."""
-    command = [args.kiln, "train", work / "pictures", "-m", model, "-o", work / "lora.safetensors", "--overwrite", "-q",
+    command = [args.kiln, "train", work / "images", "-m", model, "-o", work / "lora.safetensors", "--overwrite", "-q",
                "--resolution", args.size, "--dtype", args.dtype, "--rank", args.rank, "--steps", args.steps + 2,
                "--checkpointing", "off", "--cache-dir", work / "cache", "--caption-dropout", 0, "--distilled-anyway"]
     command += ["--threads", args.threads] if args.threads else []
@@ -106,9 +106,9 @@ def main():
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "pictures").mkdir()
-        Image.effect_noise((args.size, args.size), 60).convert("RGB").save(work / "pictures/a.png")
-        (work / "pictures/a.txt").write_text("a fox")
+        (work / "images").mkdir()
+        Image.effect_noise((args.size, args.size), 60).convert("RGB").save(work / "images/a.png")
+        (work / "images/a.txt").write_text("a fox")
         model = args.model or random_model(work / "model", args.ember)
         peer = Peer(args, model)
         for _ in range(args.rounds):

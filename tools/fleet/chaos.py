@@ -413,13 +413,13 @@ def report(args, fleet, events, accepted, refused, jobs, numbers, started, fault
     for id, number in accepted.items():
         job = jobs.get(id, {})
         if job.get("status") == "done":
-            images = job.get("images") or job.get("pictures") or []
+            images = job.get("images", [])
             if len(images) != 1 or str(images[0]["seed"]) != str(number):
                 wrong.append((id, "images", images))
                 continue
             status = 0
             for port in fleet.ports:
-                status, _ = fleet.ask(port, "GET", f"/v1/pictures/{images[0]['id']}/file")
+                status, _ = fleet.ask(port, "GET", f"/v1/images/{images[0]['id']}/file")
                 if status == 200:
                     break
             if status != 200:

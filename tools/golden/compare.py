@@ -156,7 +156,7 @@ class Model:
                 f"{v['decoder_block_out_channels']} x {v['layers_per_block']}, {v['norm_num_groups']} groups")  # fmt: skip
 
 
-def make_picture(path, rng, size, mode):
+def make_image(path, rng, size, mode):
     """A smooth random image with some edges."""
     w, h = size
     g = np.random.default_rng(rng.getrandbits(32))
@@ -220,7 +220,7 @@ class Case:
         self.out.mkdir(parents=True)
         self.variant = rng.choice(["distilled", "distilled", "base", "kv"])
         self.inpaint = self.variant != "kv" and rng.random() < 0.3
-        self.call, self.args, self.notes, self.loras, self.pictures = {}, [], [self.variant], [], {}
+        self.call, self.args, self.notes, self.loras, self.images = {}, [], [self.variant], [], {}
         self.negative = None
         self.words()
         if self.inpaint:
@@ -253,10 +253,10 @@ class Case:
         elif self.variant == "distilled":
             self.call["guidance_scale"] = 1.0
 
-    def picture(self, key, size, mode, maker=make_picture, **kw):
+    def image(self, key, size, mode, maker=make_image, **kw):
         path = self.out / f"{key}.png"
         maker(path, self.rng, size, mode, **kw)
-        self.pictures[key] = path
+        self.images[key] = path
         return path
 
     def size_and_references(self):
@@ -266,7 +266,7 @@ class Case:
             large = self.number % 12 == 5 and i == 0
             size = rng.choice([(1300, 900), (700, 1700)]) if large else (rng.randrange(64, 150), rng.randrange(64, 150))
             mode = rng.choice(["RGB", "RGB", "RGBA", "P", "L", "1", "LA"])
-            self.args += ["-r", str(self.picture(f"ref{i}", size, mode))]
+            self.args += ["-r", str(self.image(f"ref{i}", size, mode))]
             self.notes.append(f"ref {size[0]}x{size[1]} {mode}")
         if not count or rng.random() < 0.7 or "ref 1300x900" in str(self.notes) or "ref 700x1700" in str(self.notes):
             w, h = (rng.choice([16, 31, 48, 64, 90, 112, 130]) for _ in range(2))
@@ -278,8 +278,8 @@ class Case:
         rng = self.rng
         size = rng.randrange(64, 150), rng.randrange(64, 150)
         crop = rng.choice([None, None, 4, 16])
-        self.args += ["--init", str(self.picture("image", size, rng.choice(["RGB", "RGB", "RGBA", "P"])))]
-        self.args += ["--mask", str(self.picture("mask_image", size, rng.choice(["L", "L", "RGB", "1"]), make_mask, tiny=crop is not None))]
+        self.args += ["--init", str(self.image("image", size, rng.choice(["RGB", "RGB", "RGBA", "P"])))]
+        self.args += ["--mask", str(self.image("mask_image", size, rng.choice(["L", "L", "RGB", "1"]), make_mask, tiny=crop is not None))]
         strength = rng.choice([0.3, 0.6, 0.8, 0.85, 1.0])
         self.call["strength"] = strength
         self.args += ["--strength", str(strength)]
@@ -290,7 +290,7 @@ class Case:
             self.notes.append(f"crop {crop}")
         if rng.random() < 0.4:
             size = rng.randrange(64, 150), rng.randrange(64, 150)
-            self.args += ["-r", str(self.picture("image_reference", size, "RGB"))]
+            self.args += ["-r", str(self.image("image_reference", size, "RGB"))]
             self.notes.append(f"ref {size[0]}x{size[1]}")
 
     def sampling(self):
@@ -324,7 +324,7 @@ class Case:
         if self.loras:
             pipe.set_adapters([f"lora{i}" for i in range(len(self.loras))], [weight for _, weight in self.loras])
         # As `load_image` does.
-        opened = {k: Image.open(v).convert("RGB") for k, v in self.pictures.items()}
+        opened = {k: Image.open(v).convert("RGB") for k, v in self.images.items()}
         call = self.call | {k: v for k, v in opened.items() if not k.startswith("ref")}
         if references := [v for k, v in opened.items() if k.startswith("ref")]:
             call["image"] = references
@@ -342,15 +342,15 @@ class Case:
         return last["latents"].double(), [np.asarray(i.convert("RGB"), dtype=np.int32) for i in images]
 
     def kiln(self, program):
-        picture, latents = self.out / "kiln.png", self.out / "kiln.safetensors"
-        command = [program, "generate", "-m", str(self.model.folder / self.variant), "-q", "--dtype", "f32", "--device", "cpu", "-o", str(picture),
+        image, latents = self.out / "kiln.png", self.out / "kiln.safetensors"
+        command = [program, "generate", "-m", str(self.model.folder / self.variant), "-q", "--dtype", "f32", "--device", "cpu", "-o", str(image),
                    "--latents-out", str(latents), *self.args, "--", *self.prompts]  # fmt: skip
         (self.out / "command.json").write_text(json.dumps(command, ensure_ascii=False))
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"kiln ended with {done.returncode}: {done.stderr.strip()}")
         count = len(self.prompts) * self.per_prompt
-        files = [picture] if count == 1 else [self.out / f"kiln-{i + 1}.png" for i in range(count)]
+        files = [image] if count == 1 else [self.out / f"kiln-{i + 1}.png" for i in range(count)]
         return load_file(latents)["latents"].double(), [np.asarray(Image.open(f).convert("RGB"), dtype=np.int32) for f in files]
 
     def compare(self, program):

@@ -32,7 +32,7 @@ TOLERANCE = dict(
     why="diffusers in f32 is itself about 1e-6 (relative L2) away from f64, see tolerance.json; ten times that tells "
     "rounding from a mistake, and a value beside a rounding boundary may fall to the next level",
 )
-PICTURES = {"image": "reference_images", "mask_image": "mask", "image_reference": "image_reference"}
+IMAGES = {"image": "reference_images", "mask_image": "mask", "image_reference": "image_reference"}
 DEV_EMBEDS = 2.0 * torch.randn((1, 64, 60), generator=generator(123))
 
 
@@ -59,16 +59,16 @@ class Golden:
             self.pipes[key] = pipe
         return self.pipes[key]
 
-    def picture(self, name):
+    def image(self, name):
         image = Image.open(self.out / "inputs" / name)
         return image if image.mode == "L" else image.convert("RGB")
 
     def run(self, case, dtype):
         pipe = self.pipe(case, dtype)
         call = {k: v for k, v in case["call"].items() if not k.startswith("_")}
-        for k in PICTURES:
+        for k in IMAGES:
             if k in call:
-                call[k] = [self.picture(n) for n in call[k]] if isinstance(call[k], list) else self.picture(call[k])
+                call[k] = [self.image(n) for n in call[k]] if isinstance(call[k], list) else self.image(call[k])
         if case["prompts"] is None:
             call["prompt_embeds"] = DEV_EMBEDS.to(dtype)
         else:
@@ -91,9 +91,9 @@ class Golden:
     def facts(self, case, pipe, call):
         """Returns the request as JSON, with images as file names."""
         shown = (int, float, str, bool, list)
-        hidden = {"generator", "prompt_embeds", "negative_prompt_embeds", *PICTURES}
+        hidden = {"generator", "prompt_embeds", "negative_prompt_embeds", *IMAGES}
         facts = dict(call_kwargs={k: v for k, v in call.items() if k not in hidden and isinstance(v, shown)})
-        for key, label in PICTURES.items():
+        for key, label in IMAGES.items():
             if key in case["call"]:
                 files = case["call"][key]
                 files = [f"inputs/{f}" for f in (files if isinstance(files, list) else [files])]
@@ -209,13 +209,13 @@ class Golden:
         ids = torch.tensor(ids)
         cos, sin = pipe.transformer.pos_embed(ids)
         levels = torch.tensor([-1.5, -1.0, -0.999, -0.5, -1 / 255, 0.0, 1e-3, 0.3333, 0.5, 0.996, 1.0, 2.0])
-        picture = pipe.image_processor.postprocess(levels.view(1, 1, 1, -1).repeat(1, 3, 1, 1), output_type="pil")[0]
+        image = pipe.image_processor.postprocess(levels.view(1, 1, 1, -1).repeat(1, 3, 1, 1), output_type="pil")[0]
         save_tensors({
             "timesteps": times, "timestep_embedding": pipe.transformer.time_guidance_embed.time_proj(times),
             "rope_ids": ids.to(torch.int32), "rope_cos": cos.float(), "rope_sin": sin.float(), "postprocess_in": levels,
         }, self.out / "oracles.safetensors")  # fmt: skip
         save_json(dict(command=COMMAND, versions=versions(), tolerance="sigmas and mu 1e-6 relative; tables 1e-6 absolute; levels exact",
-                       schedule=schedule, postprocess_u8=np.asarray(picture)[0, :, 0].tolist()), self.out / "oracles.json", indent=None)  # fmt: skip
+                       schedule=schedule, postprocess_u8=np.asarray(image)[0, :, 0].tolist()), self.out / "oracles.json", indent=None)  # fmt: skip
 
 
 def main(data, only):

@@ -209,7 +209,7 @@ def linear_layers():
 
 
 def tamed(key, value):
-    """Keeps random updates small, so that errors are not drowned in a broken picture."""
+    """Keeps random updates small, so that errors are not drowned in a broken image."""
     small = (".lora_B.", "lokr_w1", "hada_w1_a")
     if "magnitude" in key:
         return value * 1.05

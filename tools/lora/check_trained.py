@@ -69,14 +69,14 @@ def main():
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        (folder / "pictures").mkdir()
+        (folder / "images").mkdir()
         for i, caption in enumerate(("a fox", "a hen")):
-            Image.effect_noise((SIZE, SIZE), 40 + 60 * i).convert("RGB").save(folder / f"pictures/{i}.png")
-            (folder / f"pictures/{i}.txt").write_text(caption)
+            Image.effect_noise((SIZE, SIZE), 40 + 60 * i).convert("RGB").save(folder / f"images/{i}.png")
+            (folder / f"images/{i}.txt").write_text(caption)
         before = kiln_image(folder, None)
         for kind, layout in (("lora", "diffusers"), ("lora", "comfyui"), ("lora", "kohya"), ("dora", "diffusers"), ("lokr", "diffusers")):
             lora = folder / f"{kind}-{layout}.safetensors"
-            kiln("train", folder / "pictures", "-m", MODEL, "-o", lora, "--resolution", SIZE, "--steps", 20, "--lr", 2e-2, "--rank",
+            kiln("train", folder / "images", "-m", MODEL, "-o", lora, "--resolution", SIZE, "--steps", 20, "--lr", 2e-2, "--rank",
                  3, "--alpha", 5, "--kind", kind, "--layout", layout, "--dtype", "f32", "--distilled-anyway", "--cache-dir",
                  folder / "cache", "-q")  # fmt: skip
             how, ours = load(lora), kiln_image(folder, lora)

@@ -11,8 +11,8 @@ const size = (page) => page.locator("#grid li").count();
 /** Generates images until there are this many, and empties the trash that a failed attempt may have left. */
 async function prepare(page, { address }, number) {
   while ((await size(page)) < number) await generate(page, "a pear");
-  const { data } = await (await fetch(`${address}/v1/pictures?trash=true`)).json();
-  for (const { id } of data) await fetch(`${address}/v1/pictures/${id}`, { method: "DELETE" });
+  const { data } = await (await fetch(`${address}/v1/images?trash=true`)).json();
+  for (const { id } of data) await fetch(`${address}/v1/images/${id}`, { method: "DELETE" });
 }
 
 test("images are searched, viewed, downloaded and reused", async (page, { server }) => {
@@ -48,7 +48,7 @@ test("images are searched, viewed, downloaded and reused", async (page, { server
   await page.waitForFunction((id) => document.querySelectorAll("#grid li")[2]?.dataset.image === id, rocket, { timeout: 60_000 });
   const same = await page.evaluate(async (id) => {
     const pixels = async (id) => {
-      const image = await createImageBitmap(await (await fetch(`/v1/pictures/${id}/file`)).blob());
+      const image = await createImageBitmap(await (await fetch(`/v1/images/${id}/file`)).blob());
       const canvas = new OffscreenCanvas(image.width, image.height);
       canvas.getContext("2d").drawImage(image, 0, 0);
       return canvas.getContext("2d").getImageData(0, 0, image.width, image.height).data.join();
@@ -171,7 +171,7 @@ test("lists wait for changes that the server has not confirmed", async (page, { 
     if (route.request().method() === "PATCH") await new Promise((resolve) => setTimeout(resolve, 500));
     await route.continue();
   };
-  await page.route("**/v1/pictures", slow);
+  await page.route("**/v1/images", slow);
   await page.locator("#grid input").nth(1).check();
   await page.click("#selection-delete");
   await page.selectOption("#gallery-filter", "trash");
@@ -192,7 +192,7 @@ test("lists wait for changes that the server has not confirmed", async (page, { 
   await matches(page, "#gallery-empty", /that you star/);
   await page.selectOption("#gallery-filter", "");
   await count(page, "#grid li", before);
-  await page.unroute("**/v1/pictures", slow);
+  await page.unroute("**/v1/images", slow);
 });
 
 test("windows show each other's changes", async (page, { server, context }) => {
@@ -215,7 +215,7 @@ test("windows show each other's changes", async (page, { server, context }) => {
   await matches(page, `[data-image="${starred}"] .star`, /false/, "aria-pressed");
   await other.close();
   // An image that was deleted by somebody else disappears when it is used.
-  await fetch(`${server.address}/v1/pictures/${gone}`, { method: "DELETE" });
+  await fetch(`${server.address}/v1/images/${gone}`, { method: "DELETE" });
   await page.click("#selection-clear");
   await page.locator(`[data-image="${gone}"] .star`).click();
   await page.waitForSelector(`[data-image="${gone}"]`, { state: "detached" });
@@ -253,10 +253,10 @@ test("an image is upscaled", async (page) => {
 
 test("more than a thousand images are starred at once", async (page, { server }) => {
   await prepare(page, server, 1);
-  const [image] = (await (await fetch(`${server.address}/v1/pictures?limit=1`)).json()).data;
+  const [image] = (await (await fetch(`${server.address}/v1/images?limit=1`)).json()).data;
   const data = Array.from({ length: 1200 }, (_, i) => ({ ...image, id: `${image.id}-${i}`, favourite: false }));
   const sent = [];
-  const list = /\/v1\/pictures(\?.*)?$/;
+  const list = /\/v1\/images(\?.*)?$/;
   await page.route(list, (route) => {
     if (route.request().method() === "GET") return route.fulfill({ json: { data, more: false } });
     const { ids, ...marks } = route.request().postDataJSON();

@@ -7,55 +7,55 @@ import { count, hidden, matches, occupy, reload, shot, submit, submitted, test, 
 import { file, fill, open, signIn } from "./trainings.mjs";
 
 const KEY = "a-secret-of-16-letters";
-const captions = (page) => page.locator("#train-pictures textarea").evaluateAll((all) => all.map((field) => field.value));
+const captions = (page) => page.locator("#train-images textarea").evaluateAll((all) => all.map((field) => field.value));
 /** Waits until all images of a list are shown. */
 const loaded = (page, selector, n) => page.waitForFunction(
   ([selector, n]) => [...document.querySelectorAll(selector)].filter((image) => image.naturalWidth > 0).length === n, [selector, n]);
 /** Answers like a server that has no time. */
 const busy = (route) => route.fulfill({ status: 503, contentType: "application/json", body: '{"error":{"code":"busy","message":"too busy"}}' });
 
-test("pictures and captions of a training survive a sign-out and a server without time", async (_, { browser }) => {
+test("images and captions of a training survive a sign-out and a server without time", async (_, { browser }) => {
   const { page, close } = await open(browser, "--api-key", KEY);
   try {
     await fill(page, "kept", 5);
-    await page.fill("#train-pictures li:nth-child(2) textarea", "a hen, half typed");
+    await page.fill("#train-images li:nth-child(2) textarea", "a hen, half typed");
     await page.fill("#train-steps", "77");
     await page.locator("#train .close").click();
     await page.click("#sign-out");
-    // The pictures are asked for without a session.
+    // The images are asked for without a session.
     await page.waitForSelector("#key-dialog[open]");
     await page.waitForTimeout(1500);
     await page.screenshot();
     await signIn(page, KEY);
     await page.waitForSelector("[data-ready]");
     await page.click("#train-open");
-    await count(page, "#train-pictures li", 2);
+    await count(page, "#train-images li", 2);
     assert.deepEqual(await captions(page), ["a fox on orange", "a hen, half typed"]);
-    await loaded(page, "#train-pictures img", 2);
+    await loaded(page, "#train-images img", 2);
     await matches(page, "#train-steps", /^77$/);
     let refused = 0;
     await page.route("**/v1/inputs/*", (route) => (refused++ < 6 ? busy(route) : route.continue()));
     await reload(page);
     await page.click("#train-open");
     await page.waitForTimeout(1000);
-    await count(page, "#train-pictures li", 2);
+    await count(page, "#train-images li", 2);
     assert.deepEqual(await captions(page), ["a fox on orange", "a hen, half typed"]);
     assert.ok(refused > 0);
-    await loaded(page, "#train-pictures img", 2);
+    await loaded(page, "#train-images img", 2);
   } finally {
     await close();
   }
 });
 
-test("a picture that the server no longer has keeps its caption, and its place when it is added again", async (_, { browser }) => {
+test("an image that the server no longer has keeps its caption, and its place when it is added again", async (_, { browser }) => {
   const { page, close } = await open(browser);
   try {
     await fill(page, "gone", 3);
-    await page.fill("#train-pictures li:nth-child(2) textarea", "a hen");
+    await page.fill("#train-images li:nth-child(2) textarea", "a hen");
     await page.route("**/v1/inputs/*", (route) => route.fulfill({ status: 404, contentType: "application/json", body: '{"error":{"code":"not_found","message":"no input"}}' }));
     await reload(page);
     await page.click("#train-open");
-    await count(page, "#train-pictures .gone:not([hidden])", 2);
+    await count(page, "#train-images .gone:not([hidden])", 2);
     assert.deepEqual(await captions(page), ["a fox on orange", "a hen"]);
     await page.click("#train-start");
     await matches(page, ".alert-text", /No longer on the server: “fox\.png”, “hen\.png”\. Add the files again/);
@@ -63,42 +63,42 @@ test("a picture that the server no longer has keeps its caption, and its place w
     await page.click(".alert-close");
     await page.unroute("**/v1/inputs/*");
     await page.setInputFiles("#train-files", [file("hen.png", [240, 230, 200]), file("fox.png", [200, 90, 20])]);
-    await count(page, "#train-pictures .gone:not([hidden])", 0);
-    await loaded(page, "#train-pictures img", 2);
+    await count(page, "#train-images .gone:not([hidden])", 0);
+    await loaded(page, "#train-images img", 2);
     assert.deepEqual(await captions(page), ["a fox on orange", "a hen"]);
     // Removing all of them can be undone.
     await page.click("#train-clear");
-    await count(page, "#train-pictures li", 0);
+    await count(page, "#train-images li", 0);
     await page.click(".toast-action");
-    await count(page, "#train-pictures li", 2);
+    await count(page, "#train-images li", 2);
     assert.deepEqual(await captions(page), ["a fox on orange", "a hen"]);
   } finally {
     await close();
   }
 });
 
-test("a caption stays while further pictures arrive, and in both windows", async (_, { browser }) => {
+test("a caption stays while further images arrive, and in both windows", async (_, { browser }) => {
   const { page, server, close } = await open(browser);
   try {
     await page.click("#train-open");
     await visible(page, "#train-form");
     await page.setInputFiles("#train-files", [file("one.png", [1, 2, 3])]);
-    await count(page, "#train-pictures li", 1);
+    await count(page, "#train-images li", 1);
     const other = await openPage(page.context(), server.address);
     await other.waitForSelector("[data-ready]");
     await other.click("#train-open");
-    await count(other, "#train-pictures li", 1);
+    await count(other, "#train-images li", 1);
     await page.bringToFront();
-    await page.focus("#train-pictures textarea");
+    await page.focus("#train-images textarea");
     await page.keyboard.type("typed bef");
     await page.setInputFiles("#train-files", [file("two.png", [4, 5, 6]), file("three.png", [7, 8, 9])]);
-    await count(page, "#train-pictures li", 3);
-    assert.ok(await page.evaluate(() => document.activeElement.matches("#train-pictures li:first-child textarea")), "the field keeps the focus");
+    await count(page, "#train-images li", 3);
+    assert.ok(await page.evaluate(() => document.activeElement.matches("#train-images li:first-child textarea")), "the field keeps the focus");
     await page.keyboard.type("ore");
-    await count(other, "#train-pictures li", 3);
-    await other.waitForFunction(() => document.querySelector("#train-pictures textarea").value === "typed before");
+    await count(other, "#train-images li", 3);
+    await other.waitForFunction(() => document.querySelector("#train-images textarea").value === "typed before");
     await other.setInputFiles("#train-files", [file("four.png", [10, 11, 12])]);
-    await count(page, "#train-pictures li", 4);
+    await count(page, "#train-images li", 4);
     assert.deepEqual(await captions(page), ["typed before", "", "", ""]);
   } finally {
     await close();
@@ -247,7 +247,7 @@ test("a page that is opened at a server without time is complete when it has som
   try {
     let refused = 0;
     const page = await openPage(context, server.address, (page) =>
-      page.route(/\/v1\/(models|queue|pictures.*)$/, (route) => (refused++ < 14 ? busy(route) : route.continue())));
+      page.route(/\/v1\/(models|queue|images.*)$/, (route) => (refused++ < 14 ? busy(route) : route.continue())));
     await page.fill("#prompt", "typed while it loads");
     await page.waitForSelector("[data-ready]");
     await page.waitForFunction(() => document.querySelector("#model").value && document.querySelectorAll("#grid li").length);

@@ -49,14 +49,14 @@ for (const [name, width, height] of [["desktop", 1200, 900], ["phone", 390, 844]
   });
 }
 
-test("a picture that arrives does not take the click from a button", async (_, { browser }) => {
+test("an image that arrives does not take the click from a button", async (_, { browser }) => {
   const { page, close } = await open(browser);
   try {
     await page.click("#train-open");
     await visible(page, "#train-form");
     await page.setViewportSize({ width: 390, height: 844 });
     await page.setInputFiles("#train-files", [file("one.png", [1, 2, 3])]);
-    await count(page, "#train-pictures li", 1);
+    await count(page, "#train-images li", 1);
     await page.locator("#train-settings").scrollIntoViewIfNeeded();
     let release;
     const held = new Promise((resolve) => (release = resolve));
@@ -73,8 +73,8 @@ test("a picture that arrives does not take the click from a button", async (_, {
       await page.waitForTimeout(800);
     });
     assert.equal(await settings(), !before);
-    await count(page, "#train-pictures li", 4);
-    await shot(page, "train-pictures-phone");
+    await count(page, "#train-images li", 4);
+    await shot(page, "train-images-phone");
   } finally {
     await close();
   }

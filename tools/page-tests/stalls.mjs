@@ -31,7 +31,7 @@ test("a server that stops answering is noticed, and nothing is lost or done twic
     await hidden(page, "#working");
     await hidden(page, "#alerts .alert");
     const { data } = await (await fetch(`${server.address}/v1/jobs`)).json();
-    assert.deepEqual(data.map(({ order }) => order.prompt).sort(), ["a bell", "a boat", "a cat"]);
+    assert.deepEqual(data.map(({ request }) => request.prompt).sort(), ["a bell", "a boat", "a cat"]);
   } finally {
     server.thaw();
     await context.close();

@@ -1,4 +1,4 @@
-// Trainings: pictures with captions, the loss curve, samples, cancel and resume, and using the LoRA at once.
+// Trainings: images with captions, the loss curve, samples, cancel and resume, and using the LoRA at once.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -17,7 +17,7 @@ export async function open(browser, ...options) {
   const server = await startAlone("--train", ...options);
   const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, colorScheme: "dark" });
   const page = await openPage(context, server.address);
-  // Loading models and encoding pictures takes a while on a busy machine.
+  // Loading models and encoding images takes a while on a busy machine.
   page.setDefaultTimeout(90_000);
   if (options.includes("--api-key")) await signIn(page, options[options.indexOf("--api-key") + 1]);
   await page.waitForSelector("[data-ready]");
@@ -42,7 +42,7 @@ export async function fill(page, name, n) {
   await page.click("#train-open");
   await visible(page, "#train-form");
   await page.setInputFiles("#train-files", [file("fox.png", [200, 90, 20]), file("hen.png", [240, 230, 200]), text("fox.txt", "a fox on orange")]);
-  await count(page, "#train-pictures li", 2);
+  await count(page, "#train-images li", 2);
   await page.fill("#train-name", name);
   await page.selectOption("#train-model", "ember-base");
   if (!(await page.isVisible("#train-steps"))) await page.click("#train-settings");
@@ -54,14 +54,14 @@ test("without the operator's leave there is no training", async (page) => {
   await hidden(page, "#train-open");
 });
 
-test("a LoRA is trained from dropped pictures, and used at once", async (_, { browser }) => {
+test("a LoRA is trained from dropped images, and used at once", async (_, { browser }) => {
   const { page, server, close } = await open(browser);
   try {
     await fill(page, "My fox", 4);
-    assert.deepEqual(await page.locator("#train-pictures textarea").evaluateAll((all) => all.map((field) => field.value)), ["a fox on orange", ""]);
+    assert.deepEqual(await page.locator("#train-images textarea").evaluateAll((all) => all.map((field) => field.value)), ["a fox on orange", ""]);
     // The missing caption is told before it starts.
-    await matches(page, "#train-warnings", /1 of 2 pictures have no caption/);
-    await page.fill("#train-pictures li:nth-child(2) textarea", "a hen");
+    await matches(page, "#train-warnings", /1 of 2 images have no caption/);
+    await page.fill("#train-images li:nth-child(2) textarea", "a hen");
     await page.fill("#train-trigger", "zorp");
     await page.press("#train-trigger", "Tab");
     await matches(page, "#train-cost", /2 examples: 64x64 \(2\).*of memory/);
@@ -77,8 +77,8 @@ test("a LoRA is trained from dropped pictures, and used at once", async (_, { br
     await page.click("#train-start");
     await visible(page, "#train-view");
     await matches(page, "#train-status", /Done/);
-    const { order } = (await (await fetch(`${server.address}/v1/trainings`)).json()).data[0];
-    const { warmup, ranks, optimizer, flip, clip } = order;
+    const { request } = (await (await fetch(`${server.address}/v1/trainings`)).json()).data[0];
+    const { warmup, ranks, optimizer, flip, clip } = request;
     assert.deepEqual({ warmup, ranks, optimizer, flip, clip }, { warmup: 2, ranks: [2, 2, 1, 1], optimizer: "adamw8bit", flip: true, clip: undefined });
     await page.waitForFunction(() => document.querySelector("#train-chart .smooth").getAttribute("points").split(" ").length === 4);
     await page.waitForFunction(() => [...document.querySelectorAll("#train-samples img")].some((image) => image.naturalWidth > 0));

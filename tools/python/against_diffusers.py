@@ -44,7 +44,7 @@ def seeded(seed=3):
     return torch.Generator("cpu").manual_seed(seed)
 
 
-def picture(width, height, seed=0):
+def image(width, height, seed=0):
     values = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
     return Image.fromarray(values).resize((width, height))
 
@@ -64,8 +64,8 @@ def klein_cases(pipe):
     pipe(generator=used, guidance_scale=1.0, **SMALL)
     yield "the same generator again", pipe(generator=used, guidance_scale=1.0, **SMALL).images
     call = dict(SMALL, height=None, width=None)
-    yield "edit", pipe(image=picture(96, 64), generator=seeded(), guidance_scale=1.0, **call).images
-    two = [picture(80, 70), picture(64, 112, 1)]
+    yield "edit", pipe(image=image(96, 64), generator=seeded(), guidance_scale=1.0, **call).images
+    two = [image(80, 70), image(64, 112, 1)]
     yield "two references", pipe(image=two, generator=seeded(), guidance_scale=1.0, **SMALL).images
     call = {name: value for name, value in SMALL.items() if name != "num_inference_steps"}
     yield "sigmas", pipe(sigmas=[1.0, 0.6, 0.2], generator=seeded(), guidance_scale=1.0, **call).images
@@ -118,26 +118,26 @@ def base_cases(pipe):
 
 def inpaint_cases(pipe):
     call = dict(prompt="a red fox", num_inference_steps=4, max_sequence_length=64, guidance_scale=1.0)
-    image, area = picture(96, 64), mask(96, 64)
-    yield "inpaint", pipe(image=image, mask_image=area, generator=seeded(), **call).images
-    yield "strength", pipe(image=image, mask_image=area, strength=0.5, generator=seeded(), **call).images
-    reference = picture(64, 64, 5)
+    source, area = image(96, 64), mask(96, 64)
+    yield "inpaint", pipe(image=source, mask_image=area, generator=seeded(), **call).images
+    yield "strength", pipe(image=source, mask_image=area, strength=0.5, generator=seeded(), **call).images
+    reference = image(64, 64, 5)
     yield "reference", pipe(
-        image=image, mask_image=area, image_reference=reference, strength=1.0, generator=seeded(), **call
+        image=source, mask_image=area, image_reference=reference, strength=1.0, generator=seeded(), **call
     ).images
     yield "crop", pipe(image=image, mask_image=area, padding_mask_crop=8, generator=seeded(), **call).images
 
 
 def kv_cases(pipe):
     yield "text", pipe(generator=seeded(), **SMALL).images
-    yield "reference", pipe(image=picture(80, 64), generator=seeded(), **SMALL).images
+    yield "reference", pipe(image=image(80, 64), generator=seeded(), **SMALL).images
 
 
 def dev_cases(pipe, dim):
     embeds = torch.randn((1, 24, dim), generator=seeded(4))
     call = dict(SMALL, prompt=None, prompt_embeds=embeds)
     yield "text", pipe(generator=seeded(), guidance_scale=4.0, **call).images
-    yield "reference", pipe(image=picture(80, 64), generator=seeded(), guidance_scale=2.5, **call).images
+    yield "reference", pipe(image=image(80, 64), generator=seeded(), guidance_scale=2.5, **call).images
     yield "latent", pipe(generator=seeded(), output_type="latent", **call).images
 
 

@@ -67,11 +67,11 @@ def hostile():
     service.image()
 
     def check(file):
-        picture = {"image": base64.b64encode(file).decode(), "caption": "a"}
-        body = {"order": {"name": "a", "steps": 1}, "pictures": [picture] * 2}
+        image = {"image": base64.b64encode(file).decode(), "caption": "a"}
+        body = {"request": {"name": "a", "steps": 1}, "images": [image] * 2}
         return service.call("POST", "/v1/trainings/check", body)[0]
 
-    # The base model of a training takes memory, whatever the pictures are.
+    # The base model of a training takes memory, whatever the images are.
     check(hostile_files.png(size=(256, 256)))
     for name, file in hostile_files.files().items():
         service.forget_peak()
@@ -218,7 +218,7 @@ def searches():
     for _ in range(2):
         assert service.call("POST", "/v1/images/generations", request)[0] == 200
     started = time.time()
-    long, short = (service.send("GET", f"/v1/pictures?search={'a' * length}b")[0] for length in (3999, 255))
+    long, short = (service.send("GET", f"/v1/images?search={'a' * length}b")[0] for length in (3999, 255))
     took = time.time() - started
     assert (long, short) == (400, 200) and took < 5, (long, short, took)
     service.stop()

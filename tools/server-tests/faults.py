@@ -52,10 +52,10 @@ def disk_full():
         assert (status, answer["status"]) == (503, "storage"), (status, answer)
         if os.path.exists(filler):
             os.remove(filler)
-        gallery = service.call("GET", "/v1/pictures?limit=200")[1]["data"]
+        gallery = service.call("GET", "/v1/images?limit=200")[1]["data"]
         assert len(gallery) == generated, "the gallery holds exactly the images that were returned"
         for image in gallery:
-            assert service.call("DELETE", f"/v1/pictures/{image['id']}")[0] == 204
+            assert service.call("DELETE", f"/v1/images/{image['id']}")[0] == 204
         status, answer = service.call("POST", "/v1/images/generations", request)
         assert status == 200, answer
         service.stop()
@@ -102,18 +102,18 @@ def killed_in_one_folder(rng, rounds):
                 assert job["error"]["code"] == "interrupted", job
                 failed += 1
             else:
-                assert [image["seed"] for image in job["pictures"]] == [str(seed), str(seed + 1)], job
+                assert [image["seed"] for image in job["images"]] == [str(seed), str(seed + 1)], job
             # A failed job keeps the images that it completed.
-            expected += [image["id"] for image in job["pictures"]]
+            expected += [image["id"] for image in job["images"]]
         images, more = [], True
         while more:
             before = f"&before={images[-1]['id']}" if images else ""
-            page = service.call("GET", f"/v1/pictures?limit=200{before}")[1]
+            page = service.call("GET", f"/v1/images?limit=200{before}")[1]
             images, more = images + page["data"], page["more"]
         ids = [image["id"] for image in images]
         assert len(ids) == len(set(ids)) and sorted(ids) == sorted(expected), (len(ids), len(expected), len(accepted), failed)
         for image in images:
-            assert service.send("GET", f"/v1/pictures/{image['id']}/file")[1].endswith(b"IEND\xaeB`\x82"), "a file is truncated"
+            assert service.send("GET", f"/v1/images/{image['id']}/file")[1].endswith(b"IEND\xaeB`\x82"), "a file is truncated"
         service.stop()
         unfinished = [name for name in os.listdir(os.path.join(folder, "pictures")) if name.startswith(".kiln-")]
         print(f"killed {rounds} times: passed, {len(accepted) - failed} jobs done, {failed} failed after two attempts, "

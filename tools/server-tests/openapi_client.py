@@ -41,9 +41,9 @@ with tempfile.TemporaryDirectory() as folder:
     while job.status in ("queued", "running"):
         time.sleep(0.05)
         job = call("jobs", "jobs_status").sync(job.id, client=server)
-    assert job.status == "done" and job.pictures[0].seed == "7", job
+    assert job.status == "done" and job.images[0].seed == "7", job
     listed = call("gallery", "gallery_list").sync(client=server)
-    assert any(picture.id == job.pictures[0].id for picture in listed.data)
+    assert any(image.id == job.images[0].id for image in listed.data)
     missing = call("jobs", "jobs_status").sync_detailed("nothing", client=server)
     assert missing.status_code == 404
 

@@ -50,10 +50,8 @@ pub struct Progress {
     /// The current phase.
     pub phase: Phase,
     /// Index of the current image, from 0.
-    #[serde(rename = "picture")]
     pub image: u32,
     /// Number of images.
-    #[serde(rename = "pictures")]
     pub images: u32,
     /// Finished steps of the current image.
     pub step: u32,

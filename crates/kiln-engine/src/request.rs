@@ -18,7 +18,7 @@ pub use one_or_many::OneOrMany;
 
 /// What to generate. Only the prompt is required; everything else has a default.
 ///
-/// Over HTTP, images are given as a data URL, as base64, as `input:ID` (see `/v1/inputs`) or as `picture:ID` (an image
+/// Over HTTP, images are given as a data URL, as base64, as `input:ID` (see `/v1/inputs`) or as `image:ID` (an image
 /// that this server generated); LoRAs, models and VAEs are given by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]

@@ -12,8 +12,8 @@ use kiln_image::{Format, RgbImage, counters};
 
 fn write_image(file: &Path, width: u32, height: u32) {
     let pixels = (0..width * height * 3).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let picture = RgbImage::new(width, height, pixels).unwrap();
-    std::fs::write(file, kiln_image::encode(&picture, Format::Png, None).unwrap()).unwrap();
+    let image = RgbImage::new(width, height, pixels).unwrap();
+    std::fs::write(file, kiln_image::encode(&image, Format::Png, None).unwrap()).unwrap();
 }
 
 /// Runs a function, and counts the images that it decodes and resizes.

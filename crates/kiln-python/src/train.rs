@@ -115,7 +115,7 @@ impl JobWatcher for Progress<'_> {
     fn encoding(&mut self, stage: EncodingStage, done: usize, total: usize) {
         let kind = match stage {
             EncodingStage::Texts => "captions",
-            EncodingStage::Pictures => "pictures",
+            EncodingStage::Images => "images",
         };
         self.tell(kind, |event| {
             event.set_item("done", done)?;

@@ -52,7 +52,7 @@ def run_case(data, file):
         "max_sequence_length", "strength", "padding_mask_crop",
     }  # fmt: skip
     call = {key: value for key, value in call.items() if key in known and value is not None}
-    picture = lambda field: Image.open(reference / field.split()[0]).convert("RGB")
+    opened = lambda field: Image.open(reference / field.split()[0]).convert("RGB")
     if case.get("prompts"):
         names = case["prompts"]
         all_texts = texts(reference)
@@ -67,12 +67,12 @@ def run_case(data, file):
         call["negative_prompt"] = texts(reference)[case["negative_prompt"].split()[0]]
     call["generator"] = case["seed"]
     if case.get("reference_images"):
-        call["image"] = [picture(field) for field in case["reference_images"]]
+        call["image"] = [opened(field) for field in case["reference_images"]]
     if case.get("source_image"):
-        call["image"] = picture(case["source_image"])
+        call["image"] = opened(case["source_image"])
         call["mask_image"] = Image.open(reference / case["mask"].split()[0])
         if case.get("image_reference"):
-            call["image_reference"] = picture(case["image_reference"])
+            call["image_reference"] = opened(case["image_reference"])
     pipe = pipeline(kind, name)
     pipe.unload_lora_weights()
     if case.get("lora"):

@@ -55,12 +55,12 @@ def test_arrays_are_views_without_copies():
 
 
 def test_images_in_every_form_give_the_same():
-    picture = Image.effect_noise((64, 64), 80).convert("RGB")
-    picture.save("picture.png")
-    with open("picture.png", "rb") as file:
+    image = Image.effect_noise((64, 64), 80).convert("RGB")
+    image.save("image.png")
+    with open("image.png", "rb") as file:
         data = file.read()
-    forms = [picture, "picture.png", __import__("pathlib").Path("picture.png"), data, np.asarray(picture)]
-    forms += [np.asarray(picture).astype(np.float32) / 255, np.asarray(picture)[None]]
+    forms = [image, "image.png", __import__("pathlib").Path("image.png"), data, np.asarray(image)]
+    forms += [np.asarray(image).astype(np.float32) / 255, np.asarray(image)[None]]
     results = [pixels(model().generate("a fox", references=form, **SMALL)[0]) for form in forms]
     assert all((result == results[0]).all() for result in results)
     plain = pixels(model().generate("a fox", **SMALL)[0])
@@ -100,8 +100,8 @@ def test_negative_embeddings_one_for_each_prompt():
 
 
 def test_encoded_images_are_decoded():
-    picture = Image.linear_gradient("L").resize((64, 32)).convert("RGB")
-    latents = model().encode_image(picture)
+    image = Image.linear_gradient("L").resize((64, 32)).convert("RGB")
+    latents = model().encode_image(image)
     assert latents.shape == (1, 128, 2, 4)
     [decoded] = model().decode_latents(latents)
     assert decoded.numpy().shape == (32, 64, 3)
@@ -109,7 +109,7 @@ def test_encoded_images_are_decoded():
     tokens = image.latents().reshape(4, 4, 128).transpose(2, 0, 1)[None]
     [same] = model().decode_latents(tokens)
     assert (same.numpy() == image.numpy()).all()
-    raises(kiln.RequestError, "multiples of 16", model().encode_image, picture.resize((60, 32)))
+    raises(kiln.RequestError, "multiples of 16", model().encode_image, image.resize((60, 32)))
     raises(kiln.RequestError, "NaN", model().decode_latents, tokens * np.nan)
     raises(kiln.RequestError, "shape", model().decode_latents, tokens[0])
 

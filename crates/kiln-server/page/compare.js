@@ -1,7 +1,7 @@
 // Two images side by side, or one over the other with a slider between them.
 
 import { $, memory, openDialog } from "./dom.js";
-import { showImage } from "./picture.js";
+import { showImage } from "./image.js";
 
 let [left, right] = [null, null];
 
@@ -11,7 +11,7 @@ function show() {
       showImage(element, image.url);
       element.alt = image.prompt;
     }
-    const request = image.order;
+    const request = image.request;
     $(`${side}-facts`).textContent = [image.prompt, image.model, `${image.width} × ${image.height}`,
       request.steps && `${request.steps} steps`, request.guidance && `guidance ${request.guidance}`, `seed ${image.seed}`].filter(Boolean).join(" · ");
   }

@@ -49,7 +49,7 @@ export function follow(path, { query = "", isFinal, on }) {
     }
   };
   /** What tells whether a view is newer than another. */
-  const state = ({ status, step, progress }) => JSON.stringify([status, step, progress?.phase, progress?.step, progress?.picture]);
+  const state = ({ status, step, progress }) => JSON.stringify([status, step, progress?.phase, progress?.step, progress?.image]);
   /** Asks now and then. A browser has few connections to a server, and every window would hold some. */
   const poll = async () => {
     const view = await call(path).catch(() => null);

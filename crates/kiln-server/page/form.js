@@ -8,7 +8,7 @@ import * as seed from "./seed.js";
 import * as size from "./size.js";
 
 let models = [];
-let about = { side: 4096, pixels: 4194304, steps: 200, pictures: 10 };
+let about = { side: 4096, pixels: 4194304, steps: 200, images: 10 };
 
 export const model = () => models.find((m) => m.id === $("model").value) ?? models[0];
 export const limits = () => about;
@@ -59,7 +59,7 @@ function useModel() {
   size.useModel(model().kiln, about);
   $("steps").max = Math.min(about.steps, Math.max(50, steps));
   $("steps-number").max = about.steps;
-  $("count").max = Math.min(8, about.pictures);
+  $("count").max = Math.min(8, about.images);
   $("guidance-field").hidden = guidance === null;
   $("negative-field").hidden = !negative;
   $("rewrite").hidden = !rewrites;

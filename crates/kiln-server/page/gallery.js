@@ -5,7 +5,7 @@ import { onChange } from "./connection.js";
 import { $, button, make } from "./dom.js";
 import { DRAGGED_IMAGE } from "./inputs.js";
 import { note, trying } from "./notices.js";
-import { picture } from "./picture.js";
+import { makeImage } from "./image.js";
 
 /** Images per request: at first and with each click on "More", and to refresh the list. */
 const [PAGE, MOST] = [60, 200];
@@ -54,7 +54,7 @@ async function ask(before, limit = PAGE) {
     await pending;
     const [list, seen] = [wanted(), changes];
     const query = new URLSearchParams({ limit, ...(search && { search }), ...(list.filter && { [list.filter]: true }), ...(before && { before }) });
-    const answer = await call(`/v1/pictures?${query}`);
+    const answer = await call(`/v1/images?${query}`);
     if (!isWanted(list)) return null;
     if (seen === changes || attempts === ATTEMPTS) return { ...list, ...answer };
   }
@@ -148,7 +148,7 @@ async function mark(list, marks) {
   try {
     return await changing(async () => {
       const [ids, changed] = [list.map(({ id }) => id), []];
-      while (ids.length) changed.push(...(await send("PATCH", "/v1/pictures", { ids: ids.splice(0, MARKED), ...marks })).data);
+      while (ids.length) changed.push(...(await send("PATCH", "/v1/images", { ids: ids.splice(0, MARKED), ...marks })).data);
       return changed;
     });
   } catch (error) {
@@ -161,7 +161,7 @@ async function mark(list, marks) {
 async function deleteForGood(list) {
   for (const image of list) {
     try {
-      await call(`/v1/pictures/${image.id}`, { method: "DELETE" });
+      await call(`/v1/images/${image.id}`, { method: "DELETE" });
     } catch (error) {
       // It was deleted elsewhere.
       if (error.status !== 404) throw error;
@@ -227,7 +227,7 @@ function selectRange(image, checked) {
 
 function card(image) {
   const { prompt } = image;
-  const thumbnail = picture(image.thumbnail, { alt: prompt, loading: "lazy", width: 148, height: 148, draggable: true });
+  const thumbnail = makeImage(image.thumbnail, { alt: prompt, loading: "lazy", width: 148, height: 148, draggable: true });
   const show = make("button", { type: "button", className: "open", title: prompt, onclick: () => open(image) }, thumbnail);
   const box = make("input", { type: "checkbox", "aria-label": `Select: ${prompt}` });
   box.onclick = (event) => {

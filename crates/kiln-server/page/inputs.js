@@ -5,7 +5,7 @@ import { call } from "./api.js";
 import { $, button, make, memory, setText, sleep, whenReleased } from "./dom.js";
 import { drawMask, feathered, loadMask, paintMask, toBlob } from "./mask.js";
 import { exclusive, fail, note, trying } from "./notices.js";
-import { showImage } from "./picture.js";
+import { showImage } from "./image.js";
 import * as size from "./size.js";
 import { upload } from "./upload.js";
 
@@ -81,8 +81,8 @@ async function addFile(file) {
 
 /** Fills the form with the settings inside an image. */
 async function useRecipe(id) {
-  const { order, seed, missing } = await call(`/v1/inputs/${id}/recipe`);
-  useSettings({ ...order, seed });
+  const { request, seed, missing } = await call(`/v1/inputs/${id}/recipe`);
+  useSettings({ ...request, seed });
   note(missing.length ? `Settings restored, without ${missing.join(", ")}: not on this server.` : "Settings restored.");
 }
 

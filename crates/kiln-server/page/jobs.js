@@ -18,7 +18,7 @@ let followed = { id: null, stop() {} };
 let timer = null;
 /** Tells the other windows of this browser about a new order. */
 const windows = new BroadcastChannel("kiln.queue");
-let on = { changed() {}, preview() {}, picture() {}, ended() {} };
+let on = { changed() {}, preview() {}, image() {}, ended() {} };
 
 const isFinal = ({ status }) => status !== "queued" && status !== "running";
 
@@ -65,7 +65,7 @@ function open(id) {
       on.changed();
     },
     preview: (preview) => on.preview(id, preview),
-    picture: (image) => on.picture(id, image),
+    image: (image) => on.image(id, image),
     end,
     lost(error) {
       jobs.delete(id);

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { $, button, make, options, whenReleased } from "./dom.js";
 import { note } from "./notices.js";
-import { showImage } from "./picture.js";
+import { showImage } from "./image.js";
 
 /** Weights by name. */
 const chosen = new Map();

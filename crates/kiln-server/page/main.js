@@ -76,7 +76,7 @@ function useSettings(request) {
 
 /** Fills the form with the settings of an image. */
 function reuseSettings(image) {
-  const request = image.order;
+  const request = image.request;
   useSettings({
     ...request,
     prompt: image.prompt,
@@ -96,8 +96,8 @@ function moreActions(image) {
 
 /** Enlarges an image: the model refines it tile by tile, with the image's own settings. */
 async function upscaleImage(image, factor) {
-  const { loras, guidance, negative_prompt, output_format, png } = image.order;
-  const request = { prompt: image.prompt, model: image.model, loras, guidance, output_format, png, init: `picture:${image.id}`, upscale: factor };
+  const { loras, guidance, negative_prompt, output_format, png } = image.request;
+  const request = { prompt: image.prompt, model: image.model, loras, guidance, output_format, png, init: `image:${image.id}`, upscale: factor };
   if (negative_prompt) request.negative_prompt = viewer.valueFor(image, negative_prompt);
   jobs.watch(await submitJob("/v1/jobs", seed.toJson(request, image.seed ?? "0")));
   $("stage").scrollIntoView({ block: "nearest", behavior: "smooth" });
@@ -135,7 +135,7 @@ jobs.listen({
     queue.show();
   }),
   preview: calmly(stage.showPreview),
-  picture: calmly(stage.addPicture),
+  image: calmly(stage.addImage),
   ended: calmly(stage.showEnded),
 });
 keys.listen({

@@ -1,7 +1,7 @@
 // The mask editor: paint over the area to change.
 
 import { $, make, openDialog } from "./dom.js";
-import { loadImage } from "./picture.js";
+import { loadImage } from "./image.js";
 
 const COLOUR = "rgba(20, 110, 255, 0.6)";
 /** Longest side of a mask in pixels; more gains nothing. */

@@ -1,4 +1,4 @@
-// Plots: one order for a grid of images that differ in one or two settings.
+// Plots: one request for a grid of images that differ in one or two settings.
 
 import { call, send } from "./api.js";
 import { $, button, make, openDialog, options, save, whenReleased } from "./dom.js";
@@ -6,7 +6,7 @@ import * as form from "./form.js";
 import * as inputs from "./inputs.js";
 import * as jobs from "./jobs.js";
 import { exclusive, trying } from "./notices.js";
-import { loadImage, picture } from "./picture.js";
+import { loadImage, makeImage } from "./image.js";
 import * as prompts from "./prompts.js";
 import * as seed from "./seed.js";
 
@@ -72,12 +72,12 @@ function check() {
 
 async function submit() {
   const [x, y] = [axis("x"), axis("y")];
-  const order = { ...form.request(), ...(await inputs.fields()) };
-  prompts.remember(order.prompt);
-  order.prompt = prompts.styled(order.prompt);
-  delete order.n;
+  const request = { ...form.request(), ...(await inputs.fields()) };
+  prompts.remember(request.prompt);
+  request.prompt = prompts.styled(request.prompt);
+  delete request.n;
   const json = ({ field, values }) => `{"field":${JSON.stringify(field)},"values":[${values.join(",")}]}`;
-  const body = `{"order":${seed.toJson(order, seed.next())},"x":${json(x)}${y ? `,"y":${json(y)}` : ""}}`;
+  const body = `{"request":${seed.toJson(request, seed.next())},"x":${json(x)}${y ? `,"y":${json(y)}` : ""}}`;
   const plot = await send("POST", "/v1/plots", body);
   $("plot-dialog").close();
   for (const view of plot.rows.flat()) jobs.watch(view);
@@ -95,7 +95,7 @@ function show(plot) {
   const views = plot.rows.flat().filter(Boolean);
   const unfinished = views.filter(({ status }) => status === "queued" || status === "running").length;
   $("plot-status").textContent = unfinished ? `${views.length - unfinished} of ${views.length} done` : `${views.length} ${views.length === 1 ? "image" : "images"}`;
-  $("plot-save").disabled = !views.some((view) => view.pictures.length);
+  $("plot-save").disabled = !views.some((view) => view.images.length);
   clearTimeout(timer);
   if (unfinished) timer = setTimeout(() => $("plot-view").open && trying(() => reload(plot.id)), INTERVAL);
 }
@@ -109,10 +109,10 @@ async function reload(id) {
 }
 
 function cell(view) {
-  const image = view?.pictures[0];
+  const image = view?.images[0];
   if (!image) return make("span", { className: "note", textContent: view ? { queued: "Queued", running: "…" }[view.status] ?? view.error?.message ?? view.status : "Deleted" });
   const show = button("", () => open(image), { className: "open", title: image.prompt });
-  show.append(picture(image.thumbnail, { alt: `${image.prompt}, seed ${image.seed}` }));
+  show.append(makeImage(image.thumbnail, { alt: `${image.prompt}, seed ${image.seed}` }));
   return show;
 }
 
@@ -132,8 +132,8 @@ async function saveImage() {
       context.fillText(y.values[j], LABEL, top + CELL / 2 + 12, LABEL * 2);
     }
     for (const [i, view] of row.entries()) {
-      if (!view?.pictures[0]) continue;
-      const image = await loadImage(view.pictures[0].url);
+      if (!view?.images[0]) continue;
+      const image = await loadImage(view.images[0].url);
       const scale = Math.min(CELL / image.naturalWidth, CELL / image.naturalHeight);
       const [w, h] = [image.naturalWidth * scale, image.naturalHeight * scale];
       context.drawImage(image, LABEL * 2 + CELL * i + (CELL - w) / 2, top + (CELL - h) / 2, w, h);
@@ -167,10 +167,10 @@ export function listen(openImage) {
     check();
     openDialog($("plot-dialog"));
   });
-  const order = exclusive(submit);
+  const start = exclusive(submit);
   $("plot-form").onsubmit = (event) => {
     event.preventDefault();
-    order();
+    start();
   };
   $("plot-save").onclick = exclusive(saveImage);
 }

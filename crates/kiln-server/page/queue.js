@@ -42,8 +42,8 @@ function row(view) {
   return item;
 }
 
-function create({ id, order }) {
-  const text = prompts({ order });
+function create({ id, request }) {
+  const text = prompts({ request });
   const tool = (label, name, className, act) => button(label, act, { className: `quiet icon ${className}`, "aria-label": `${name}: ${text}`, title: name });
   const item = make("li", { draggable: true },
     make("span", { className: "prompt", textContent: text, title: text }),

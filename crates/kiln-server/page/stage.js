@@ -4,7 +4,7 @@ import { isReachable } from "./connection.js";
 import { $, button, make, seconds, setText } from "./dom.js";
 import * as jobs from "./jobs.js";
 import { exclusive, fail, notifyOutside } from "./notices.js";
-import { picture, showImage as load } from "./picture.js";
+import { makeImage, showImage as load } from "./image.js";
 
 let onImage = () => {};
 let open = () => {};
@@ -25,12 +25,12 @@ const PHASES = {
 };
 
 /** A job's prompts in one line. */
-export const prompts = (view) => [...new Set([view.order.prompt].flat())].join(" · ");
+export const prompts = (view) => [...new Set([view.request.prompt].flat())].join(" · ");
 
 /** The number of images of a job. */
-const count = ({ order }) => {
-  const [texts, seeds] = [[order.prompt].flat().length, [order.seed].flat().length];
-  return order.n ? texts * order.n : Math.max(texts, seeds);
+const count = ({ request }) => {
+  const [texts, seeds] = [[request.prompt].flat().length, [request.seed].flat().length];
+  return request.n ? texts * request.n : Math.max(texts, seeds);
 };
 
 export function describe({ status, progress, position }) {
@@ -39,7 +39,7 @@ export function describe({ status, progress, position }) {
   const parts = [PHASES[progress.phase]];
   if (progress.phase === "steps") parts[0] = `Step ${Math.min(progress.step + 1, progress.steps)} of ${progress.steps}`;
   if (progress.tiles > 1) parts.push(`tile ${progress.tile} of ${progress.tiles}`);
-  if (progress.pictures > 1) parts.push(`image ${progress.picture + 1} of ${progress.pictures}`);
+  if (progress.images > 1) parts.push(`image ${progress.image + 1} of ${progress.images}`);
   if (progress.time_left) parts.push(`about ${seconds(progress.time_left)} left`);
   return parts.join(" · ");
 }
@@ -58,7 +58,7 @@ export function showProgress() {
   setText($("working-text"), isReachable() ? describe(view) : "Connection lost. The job continues if the server is running.");
 }
 
-export function showPreview(id, { picture: number, image }) {
+export function showPreview(id, { number, image }) {
   const view = jobs.current();
   if (view?.id !== id) return;
   const alt = `Preview of: ${prompts(view)}`;
@@ -70,7 +70,7 @@ export function showPreview(id, { picture: number, image }) {
 }
 
 /** Shows a finished image of a job that goes on. */
-export function addPicture(id, image) {
+export function addImage(id, image) {
   onImage(image);
   const view = jobs.current();
   if (view?.id !== id || count(view) === 1) return;
@@ -100,7 +100,7 @@ function finishTile(image) {
   if (!tile || tile.dataset.image === image.id) return;
   tile.dataset.image = image.id;
   const show = button("", () => open(image), { className: "open", title: image.prompt });
-  show.append(picture(image.url, { alt: image.prompt }));
+  show.append(makeImage(image.url, { alt: image.prompt }));
   tile.replaceChildren(show, make("span", { className: "seed-label", textContent: `seed ${image.seed}` }));
 }
 
@@ -117,22 +117,22 @@ function showNotes({ notes = [] }) {
 
 export function showEnded(view) {
   showNotes(view);
-  for (const image of view.pictures) onImage(image);
+  for (const image of view.images) onImage(image);
   if (view.status === "failed") {
     fail(`The job failed: ${view.error?.message ?? "unknown error"}`);
     notifyOutside("The job failed", prompts(view));
-    if (!view.pictures.length) return showEmpty("Failed.");
+    if (!view.images.length) return showEmpty("Failed.");
   }
   if (view.status === "done") {
-    const number = view.pictures.length;
-    notifyOutside(number > 1 ? `${number} images are ready` : "The image is ready", prompts(view), view.pictures[0]?.thumbnail);
+    const number = view.images.length;
+    notifyOutside(number > 1 ? `${number} images are ready` : "The image is ready", prompts(view), view.images[0]?.thumbnail);
   }
-  if (count(view) > 1 && view.pictures.length) {
+  if (count(view) > 1 && view.images.length) {
     fillGrid(view);
-    for (const image of view.pictures) finishTile(image);
+    for (const image of view.images) finishTile(image);
     grid.tiles.filter((tile) => !tile.dataset.image).forEach((tile) => tile.remove());
-  } else if (view.pictures.length) {
-    showResult(view.pictures[0]);
+  } else if (view.images.length) {
+    showResult(view.images[0]);
   } else if (previewed === view.id) {
     showEmpty("Cancelled.");
   }

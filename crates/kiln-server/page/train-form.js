@@ -4,13 +4,13 @@ import { call, send } from "./api.js";
 import { $, make, memory, options, setText, whenReleased } from "./dom.js";
 import { trying } from "./notices.js";
 import * as fields from "./train-fields.js";
-import * as pictures from "./train-pictures.js";
+import * as images from "./train-images.js";
 
 /** Time after the last change before the training is checked, in milliseconds. */
 const PAUSE = 700;
 const PRESETS = {
-  style: "How pictures look. 15 to 40 pictures with full captions; a trigger word is not needed.",
-  subject: "A person, an animal or an object. 10 to 25 pictures in many situations; captions name the situation, the trigger word the subject.",
+  style: "How images look. 15 to 40 images with full captions; a trigger word is not needed.",
+  subject: "A person, an animal or an object. 10 to 25 images in many situations; captions name the situation, the trigger word the subject.",
   full: "Anything else: all layers of the model.",
 };
 const FIELDS = ["train-name", "train-trigger", "train-model", "train-preset", "train-prompts"];
@@ -45,8 +45,8 @@ function usePreset() {
   const settings = chosen?.presets.find(({ preset }) => preset === $("train-preset").value);
   setText($("train-preset-note"), PRESETS[$("train-preset").value]);
   setText($("train-model-note"), chosen?.use_with
-    ? `The LoRA is made for ${chosen.use_with}, the fast model. Distilled models such as it can't be trained: their pictures would turn grey.`
-    : "Distilled models are not listed: training undoes their distillation, and their pictures turn grey.");
+    ? `The LoRA is made for ${chosen.use_with}, the fast model. Distilled models such as it can't be trained: their images would turn grey.`
+    : "Distilled models are not listed: training undoes their distillation, and their images turn grey.");
   const key = `${chosen?.name} ${$("train-preset").value}`;
   // What the user has changed stays until another preset or model is chosen.
   if (!settings || filled === key) return;
@@ -56,27 +56,27 @@ function usePreset() {
   for (const [i, id] of SETTINGS.entries()) $(id).value = own?.key === key ? own[id] : values[i];
 }
 
-/** Asks the server what it thinks of the pictures and what the training costs, a moment after the last change. */
+/** Asks the server what it thinks of the images and what the training costs, a moment after the last change. */
 function check() {
   clearTimeout(timer);
-  const missing = pictures.uncaptioned();
+  const missing = images.uncaptioned();
   // The trigger word stands in for captions.
   const hasTrigger = $("train-trigger").value.trim() !== "";
   whenReleased(() => ($("train-uncaptioned-field").hidden = !missing || hasTrigger));
-  if (!pictures.count() || !models.length) {
+  if (!images.count() || !models.length) {
     showCheck("", []);
     return;
   }
   timer = setTimeout(async () => {
     const number = (checks += 1);
-    if (pictures.isUploading() || !$("train").open) return;
-    if (pictures.missing().length) return void showCheck("", [missingNote()], true);
-    setText($("train-cost"), "Checking the pictures…");
+    if (images.isUploading() || !$("train").open) return;
+    if (images.missing().length) return void showCheck("", [missingNote()], true);
+    setText($("train-cost"), "Checking the images…");
     try {
-      const order = { name: "untitled", ...fields.values() };
-      const found = await send("POST", "/v1/trainings/check", { order, pictures: pictures.values() }, { again: true });
+      const request = { name: "untitled", ...fields.values() };
+      const found = await send("POST", "/v1/trainings/check", { request, images: images.values() }, { again: true });
       if (number !== checks) return;
-      const notes = missing && order.trigger ? [`${missing} without a caption: the trigger word alone is used for them.`] : [];
+      const notes = missing && request.trigger ? [`${missing} without a caption: the trigger word alone is used for them.`] : [];
       showCheck(`${found.examples} ${found.examples === 1 ? "example" : "examples"}: ${found.sizes.join(", ")}. ${found.cost}.`, [...found.warnings, ...notes]);
     } catch (error) {
       if (number === checks) showCheck("", [error.message], true);
@@ -92,14 +92,14 @@ function showCheck(cost, warnings, wrong = false) {
   });
 }
 
-const missingNote = () => `No longer on the server: ${pictures.missing().map((name) => `“${name}”`).join(", ")}. Add the files again, or remove them.`;
+const missingNote = () => `No longer on the server: ${images.missing().map((name) => `“${name}”`).join(", ")}. Add the files again, or remove them.`;
 
 async function start() {
-  if (pictures.isUploading()) throw new Error("The pictures are still being uploaded.");
-  if (!pictures.count()) throw new Error("Add pictures first.");
-  if (pictures.missing().length) throw new Error(missingNote());
-  const view = await send("POST", "/v1/trainings", { order: fields.values(), pictures: pictures.values() });
-  pictures.clear();
+  if (images.isUploading()) throw new Error("The images are still being uploaded.");
+  if (!images.count()) throw new Error("Add images first.");
+  if (images.missing().length) throw new Error(missingNote());
+  const view = await send("POST", "/v1/trainings", { request: fields.values(), images: images.values() });
+  images.clear();
   for (const id of ["train-name", "train-trigger", "train-prompts"]) $(id).value = "";
   save();
   started(view);
@@ -116,7 +116,7 @@ function save() {
 export function listen(onStart) {
   started = onStart;
   for (const [id, value] of Object.entries(memory.get("train") ?? {})) if (FIELDS.includes(id) && id !== "train-model") $(id).value = value;
-  pictures.listen(check);
+  images.listen(check);
   $("train-form").addEventListener("input", save);
   $("train-form").addEventListener("change", (event) => {
     if (event.target.id === "train-model" || event.target.id === "train-preset") usePreset();

@@ -7,7 +7,7 @@ import { follow as followEvents } from "./events.js";
 import * as form from "./form.js";
 import * as loras from "./loras.js";
 import { exclusive, fail, note, notifyOutside, trying } from "./notices.js";
-import { picture } from "./picture.js";
+import { makeImage } from "./image.js";
 import { insertWord } from "./prompts.js";
 import * as trainForm from "./train-form.js";
 
@@ -57,14 +57,14 @@ export function show() {
   showList();
   $("train-form").hidden = shown !== null;
   $("train-view").hidden = shown === null;
-  setText($("train-title"), shown ? shown.order.name : "Train a LoRA");
+  setText($("train-title"), shown ? shown.request.name : "Train a LoRA");
   $("train-new").hidden = shown === null;
   if (shown) showTraining(shown);
 }
 
 /** The list is rebuilt only if it says something new: a button that is replaced under the pointer can't be pressed. */
 function showList() {
-  const entries = list.map((view) => [view.id, `${view.order.name} · ${STATES[view.status]}`]);
+  const entries = list.map((view) => [view.id, `${view.request.name} · ${STATES[view.status]}`]);
   const text = JSON.stringify([entries, shown?.id]);
   $("train-list-field").hidden = list.length === 0;
   if ($("train-list").dataset.text === text) return;
@@ -90,12 +90,12 @@ function showTraining(view) {
   if ($("train-samples").dataset.urls !== urls) {
     $("train-samples").dataset.urls = urls;
     $("train-samples").replaceChildren(...[...view.samples].reverse().map(({ step, url }) => make("li", {}, make("figure", {},
-      make("a", { href: url, target: "_blank", rel: "noreferrer" }, picture(url, { alt: `Samples of step ${step}`, loading: "lazy" })), make("figcaption", { textContent: `Step ${step}` })))));
+      make("a", { href: url, target: "_blank", rel: "noreferrer" }, makeImage(url, { alt: `Samples of step ${step}`, loading: "lazy" })), make("figcaption", { textContent: `Step ${step}` })))));
   }
   $("train-samples-field").hidden = view.samples.length === 0;
-  const { order, check } = view;
+  const { request, check } = view;
   $("train-notes").replaceChildren(...[...check.warnings, ...view.notes].map((text) => make("li", { textContent: text })));
-  const facts = [["Base model", order.model], ["Pictures", `${view.pictures}: ${check.sizes.join(", ")}`], ["Trigger", order.trigger], ["Rank", order.rank], ["Layers", order.targets], ["Learning rate", order.learning_rate], ["Cost", check.cost], ["LoRA", view.lora], ["Started", new Date(view.created).toLocaleString()]];
+  const facts = [["Base model", request.model], ["Images", `${view.images}: ${check.sizes.join(", ")}`], ["Trigger", request.trigger], ["Rank", request.rank], ["Layers", request.targets], ["Learning rate", request.learning_rate], ["Cost", check.cost], ["LoRA", view.lora], ["Started", new Date(view.created).toLocaleString()]];
   const text = JSON.stringify(facts);
   if ($("train-facts").dataset.text !== text) {
     $("train-facts").dataset.text = text;
@@ -154,7 +154,7 @@ function announce(view) {
     if (!$("train").open || shown?.id !== view.id) note(`The LoRA “${view.lora}” is ready.`, "Use it", () => use(view));
     notifyOutside("Training done", `The LoRA “${view.lora}” is ready.`);
   } else if (view.status === "failed") {
-    fail(`The training “${view.order.name}” failed: ${view.error.message}`);
+    fail(`The training “${view.request.name}” failed: ${view.error.message}`);
   }
 }
 
@@ -175,10 +175,10 @@ async function load() {
 async function use(view) {
   await form.reloadLoras();
   await form.reloadModels();
-  const base = trainForm.model(view.order.model);
-  form.selectModel(base?.use_with ?? view.order.model);
+  const base = trainForm.model(view.request.model);
+  form.selectModel(base?.use_with ?? view.request.model);
   loras.use(view.lora);
-  const { trigger } = view.order;
+  const { trigger } = view.request;
   if (trigger && !$("prompt").value.includes(trigger)) insertWord(trigger);
   $("train").close();
   $("prompt").focus();
@@ -193,12 +193,12 @@ const act = (action) => exclusive(async () => {
 
 /** Deletes a training, after a question. */
 function remove() {
-  const { id, order } = shown;
-  note(`Delete the pictures, checkpoints and samples of “${order.name}”? Its LoRA stays.`, "Delete", async () => {
+  const { id, request } = shown;
+  note(`Delete the images, checkpoints and samples of “${request.name}”? Its LoRA stays.`, "Delete", async () => {
     await call(`/v1/trainings/${id}`, { method: "DELETE" });
     if (shown?.id === id) shown = null;
     await load();
-    note(`The training “${order.name}” is deleted.`);
+    note(`The training “${request.name}” is deleted.`);
   });
 }
 

@@ -4,7 +4,7 @@ import * as advanced from "./advanced.js";
 import { $, button, make, openDialog } from "./dom.js";
 import * as gallery from "./gallery.js";
 import { trying } from "./notices.js";
-import { showImage } from "./picture.js";
+import { showImage } from "./image.js";
 import { percent, zoomable } from "./zoom.js";
 
 let shown = null;
@@ -29,18 +29,18 @@ export function actionsFor(image) {
 
 export function fileName(image) {
   const words = image.prompt.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40);
-  const extension = { png: "png", jpeg: "jpg", webp: "webp" }[image.order.output_format];
+  const extension = { png: "png", jpeg: "jpg", webp: "webp" }[image.request.output_format];
   return `${words || "image"}-${image.seed ?? image.id}.${extension}`;
 }
 
 /** The value for this image, where the job may have a list with one value per prompt. */
 export function valueFor(image, value) {
   if (!Array.isArray(value)) return value;
-  return value[[image.order.prompt].flat().indexOf(image.prompt)] ?? value[0];
+  return value[[image.request.prompt].flat().indexOf(image.prompt)] ?? value[0];
 }
 
 function facts(image) {
-  const request = image.order;
+  const request = image.request;
   return [
     ["Prompt", image.prompt],
     ["Negative prompt", valueFor(image, request.negative_prompt)],
@@ -60,9 +60,9 @@ function facts(image) {
   ].filter(([, value]) => value !== undefined && value !== null && value !== "" && value !== 0);
 }
 
-export function open(picture) {
+export function open(shown) {
   // The gallery knows the image's marks.
-  const image = gallery.find(picture.id) ?? picture;
+  const image = gallery.find(shown.id) ?? shown;
   shown = image;
   showImage($("viewer-image"), image.url);
   $("viewer-image").alt = image.prompt;

@@ -1,6 +1,6 @@
-//! A folder of encoded pictures and texts.
+//! A folder of encoded images and texts.
 //!
-//! An entry's name is a hash of everything its values depend on: the picture's bytes, its size and all of the autoencoder, or
+//! An entry's name is a hash of everything its values depend on: the image's bytes, its size and all of the autoencoder, or
 //! the caption's tokens and all of the text encoder, the arithmetic and the program. So an entry is never stale. Entries are written whole or not at all and
 //! carry a hash of their values: a training that was killed continues with those that are there.
 
@@ -22,7 +22,7 @@ const GRID: &str = "grid";
 /// Bytes of entries that are kept in memory.
 const MEMORY: usize = 2 << 30;
 
-/// An encoded picture or text.
+/// An encoded image or text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Encoded {
     /// Tokens: `[rows, dim]`.
@@ -97,14 +97,14 @@ impl Cache {
         Ok(())
     }
 
-    /// Returns the size of a picture that was decoded before, by the hash of its bytes.
+    /// Returns the size of an image that was decoded before, by the hash of its bytes.
     pub fn known_size(&self, hash: &str) -> Option<[u32; 2]> {
         let text = fs::read_to_string(self.size_path(hash)).ok()?;
         let (width, height) = text.split_once('x')?;
         Some([width.parse().ok()?, height.parse().ok()?])
     }
 
-    /// Remembers that a picture is whole, and its size.
+    /// Remembers that an image is whole, and its size.
     pub fn remember_size(&self, hash: &str, [width, height]: [u32; 2]) -> Result<()> {
         let path = self.size_path(hash);
         if path.is_file() {

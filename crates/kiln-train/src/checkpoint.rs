@@ -73,7 +73,7 @@ fn differing_fields(
         _ => {
             let text = match name {
                 "base_fingerprint" => "the base model differs".to_owned(),
-                "data" => "the pictures, captions or their options have changed".to_owned(),
+                "data" => "the images, captions or their options have changed".to_owned(),
                 _ => {
                     let name = name.trim_start_matches("settings.");
                     format!("`{name}` was {} and is {}", shown(then), shown(now))
@@ -131,7 +131,7 @@ pub fn load_state(path: &Path, record: &RunRecord) -> Result<SavedState> {
     if let Some(difference) = refused {
         let what = format!("`{}` can't be resumed: {difference}", path.display());
         return Err(Error::data(what)
-            .with_hint(hint!["resume with the same model, pictures and options"].or(start_over())));
+            .with_hint(hint!["resume with the same model, images and options"].or(start_over())));
     }
     let mut tensors = BTreeMap::new();
     for name in source.names() {

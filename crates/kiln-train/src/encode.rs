@@ -1,7 +1,7 @@
-//! Pictures and captions to what the transformer takes: latents (the mode of the autoencoder's distribution, patched and
+//! Images and captions to what the transformer takes: latents (the mode of the autoencoder's distribution, patched and
 //! batch-normed) and text states, each computed once and cached.
 //!
-//! Pictures and references go through the code that encodes references for editing, captions through the tokenizer, the
+//! Images and references go through the code that encodes references for editing, captions through the tokenizer, the
 //! template and the layers that the model generates with: what is learned is what is generated with.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use kiln_tensor::{DType, HostTensor};
 use sha2::{Digest, Sha256};
 
 use crate::cache::{Cache, Encoded, Key};
-use crate::dataset::{Dataset, Draw, PictureSize, PictureUse, fit, flip};
+use crate::dataset::{Dataset, Draw, ImageSize, ImageUse, fit, flip};
 use crate::{Error, Example, ReferenceLatents, Result};
 
 /// GPU memory that is left for activations while texts are encoded.
@@ -27,19 +27,19 @@ const WORK_BYTES: u64 = 2 << 30;
 pub enum EncodingStage {
     /// Captions.
     Texts,
-    /// Pictures and references.
-    Pictures,
+    /// Images and references.
+    Images,
 }
 
 /// Called with the stage, the number of encoded items and their total; returns `false` to cancel.
 pub type EncodingProgress<'a> = &'a mut dyn FnMut(EncodingStage, usize, usize) -> bool;
 
-/// The encoders of a model: gives pictures and texts their cache keys, and encodes those that are missing.
+/// The encoders of a model: gives images and texts their cache keys, and encodes those that are missing.
 pub struct Encoders<'m> {
     model: &'m Model,
     dtype: DType,
     text: String,
-    picture: String,
+    image: String,
     states: Vec<usize>,
     max_tokens: usize,
 }
@@ -59,7 +59,7 @@ impl<'m> Encoders<'m> {
             model,
             dtype,
             text: format!("{} {states:?}", identity(text.content_key(&hashes)?)),
-            picture: identity(vae.content_key(&hashes)?),
+            image: identity(vae.content_key(&hashes)?),
             states,
             max_tokens,
         })
@@ -71,10 +71,10 @@ impl<'m> Encoders<'m> {
         Ok(Key::new(&["text", &self.text, &format!("{:?} {:?}", tokens.real, tokens.ids)]))
     }
 
-    /// The key of a picture or reference, perhaps mirrored.
-    pub fn picture_key(&self, picture: &PictureUse, flipped: bool) -> Key {
-        let size = format!("{:?} {flipped}", picture.size);
-        Key::new(&["picture", &self.picture, &picture.hash, &size])
+    /// The key of an image or reference, perhaps mirrored.
+    pub fn image_key(&self, image: &ImageUse, flipped: bool) -> Key {
+        let size = format!("{:?} {flipped}", image.size);
+        Key::new(&["image", &self.image, &image.hash, &size])
     }
 
     /// Returns a note if captions are longer than the model reads.
@@ -93,7 +93,7 @@ impl<'m> Encoders<'m> {
         }))
     }
 
-    /// Encodes what the cache lacks: first the texts, then the pictures, so that only one encoder is loaded at a time.
+    /// Encodes what the cache lacks: first the texts, then the images, so that only one encoder is loaded at a time.
     pub fn encode_missing<B: Backend>(
         &self,
         b: &B,
@@ -103,7 +103,7 @@ impl<'m> Encoders<'m> {
         progress: EncodingProgress<'_>,
     ) -> Result<()> {
         self.encode_texts(b, vram, data, cache, progress)?;
-        self.encode_pictures(b, data, cache, progress)
+        self.encode_images(b, data, cache, progress)
     }
 
     fn encode_texts<B: Backend>(
@@ -143,34 +143,34 @@ impl<'m> Encoders<'m> {
         Ok(())
     }
 
-    fn encode_pictures<B: Backend>(
+    fn encode_images<B: Backend>(
         &self,
         b: &B,
         data: &Dataset,
         cache: &mut Cache,
         progress: EncodingProgress<'_>,
     ) -> Result<()> {
-        let mut pictures: BTreeMap<Key, (&PictureUse, bool)> = BTreeMap::new();
+        let mut images: BTreeMap<Key, (&ImageUse, bool)> = BTreeMap::new();
         for entry in &data.entries {
-            for picture in std::iter::once(&entry.image).chain(&entry.references) {
+            for image in std::iter::once(&entry.image).chain(&entry.references) {
                 for flipped in [false, true].into_iter().take(1 + usize::from(data.options.flip)) {
-                    pictures.insert(self.picture_key(picture, flipped), (picture, flipped));
+                    images.insert(self.image_key(image, flipped), (image, flipped));
                 }
             }
         }
-        pictures.retain(|key, _| cache.get(key).is_none());
-        let Some(component) = self.model.vae.as_ref().filter(|_| !pictures.is_empty()) else { return Ok(()) };
-        let total = pictures.len();
+        images.retain(|key, _| cache.get(key).is_none());
+        let Some(component) = self.model.vae.as_ref().filter(|_| !images.is_empty()) else { return Ok(()) };
+        let total = images.len();
         let mut report = |done| {
-            if progress(EncodingStage::Pictures, done, total) { Ok(()) } else { Err(Error::CANCELLED) }
+            if progress(EncodingStage::Images, done, total) { Ok(()) } else { Err(Error::CANCELLED) }
         };
         report(0)?;
         let vae = Autoencoder::load(b, component.weights()?, Some(&component.config), self.dtype)?;
-        for (done, (key, (picture, flipped))) in pictures.into_iter().enumerate() {
-            let image = prepare(picture, flipped, self.model.pixels_per_token() as u32)?;
-            let latents = b.download(&vae.encode(b, &image, &mut ())?)?;
-            let values = finite(latents, &format!("the latent of `{}`", picture.path.display()))?;
-            let grid = self.model.grid([image.width(), image.height()].map(|side| side as usize));
+        for (done, (key, (image, flipped))) in images.into_iter().enumerate() {
+            let pixels = prepare(image, flipped, self.model.pixels_per_token() as u32)?;
+            let latents = b.download(&vae.encode(b, &pixels, &mut ())?)?;
+            let values = finite(latents, &format!("the latent of `{}`", image.path.display()))?;
+            let grid = self.model.grid([pixels.width(), pixels.height()].map(|side| side as usize));
             cache.put(&key, Encoded { values, grid })?;
             report(done + 1)?;
         }
@@ -190,11 +190,10 @@ impl<'m> Encoders<'m> {
         let mut get = |key: Key| cache.get(&key).ok_or_else(lost);
         let text = get(self.text_key(caption)?)?.values;
         let Encoded { values: latents, grid: [height, width] } =
-            get(self.picture_key(&entry.image, draw.flip))?;
+            get(self.image_key(&entry.image, draw.flip))?;
         let references = if draw.drop_references { &[] } else { &entry.references[..] };
-        let references = references.iter().map(|picture| {
-            let Encoded { values: latents, grid: [height, width] } =
-                get(self.picture_key(picture, draw.flip))?;
+        let references = references.iter().map(|image| {
+            let Encoded { values: latents, grid: [height, width] } = get(self.image_key(image, draw.flip))?;
             Ok(ReferenceLatents { latents, height, width })
         });
         let references = references.collect::<Result<_>>()?;
@@ -202,21 +201,21 @@ impl<'m> Encoders<'m> {
     }
 }
 
-/// Reads a picture and brings it to its size.
-fn prepare(picture: &PictureUse, flipped: bool, unit: u32) -> Result<RgbImage> {
-    let bytes = read_image_bytes(&picture.path)?;
-    if hex(Sha256::digest(&bytes)) != picture.hash {
-        let what = format!("`{}` was changed after the training had read it", picture.path.display());
+/// Reads an image and brings it to its size.
+fn prepare(image: &ImageUse, flipped: bool, unit: u32) -> Result<RgbImage> {
+    let bytes = read_image_bytes(&image.path)?;
+    if hex(Sha256::digest(&bytes)) != image.hash {
+        let what = format!("`{}` was changed after the training had read it", image.path.display());
         return Err(Error::data(what).with_hint("start the training again"));
     }
-    let image = kiln_image::from_bytes(&picture.path.display().to_string(), &bytes)?;
-    let image = match picture.size {
-        PictureSize::Bucket(bucket) => fit(&image, bucket),
-        PictureSize::Reference(side) => {
-            kiln_image::prepare_reference_within(&image, u64::from(side) * u64::from(side), unit)?
+    let pixels = kiln_image::from_bytes(&image.path.display().to_string(), &bytes)?;
+    let pixels = match image.size {
+        ImageSize::Bucket(bucket) => fit(&pixels, bucket),
+        ImageSize::Reference(side) => {
+            kiln_image::prepare_reference_within(&pixels, u64::from(side) * u64::from(side), unit)?
         }
     };
-    Ok(if flipped { flip(&image) } else { image })
+    Ok(if flipped { flip(&pixels) } else { pixels })
 }
 
 fn finite(values: HostTensor, what: &str) -> Result<HostTensor> {

@@ -40,7 +40,7 @@ pub enum Error {
         /// The error itself.
         source: Box<Error>,
     },
-    /// The pictures, captions or files of a training are unusable.
+    /// The images, captions or files of a training are unusable.
     #[error("{what}")]
     Data {
         /// What is wrong, and where.
@@ -102,7 +102,7 @@ impl Error {
     /// The error of a cancelled training.
     pub const CANCELLED: Error = Error::Model(kiln_nn::Error::Cancelled);
 
-    /// Creates an error about pictures, captions or files.
+    /// Creates an error about images, captions or files.
     pub fn data(what: impl Into<String>) -> Error {
         Error::Data { what: what.into(), hint: None }
     }

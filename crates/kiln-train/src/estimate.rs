@@ -4,7 +4,7 @@ use std::fmt;
 
 use kiln_engine::Model;
 
-use crate::dataset::{Dataset, Entry, PictureSize};
+use crate::dataset::{Dataset, Entry, ImageSize};
 use crate::{Optimizer, Result, TrainSettings, target_layers};
 
 /// An estimate before anything is loaded.
@@ -80,11 +80,11 @@ impl CostEstimate {
 
 /// The tokens of an example's text and image, and of its references.
 fn rows(entry: &Entry, model: &Model) -> [usize; 2] {
-    let tokens = |size: PictureSize| match size {
-        PictureSize::Bucket(size) => model.grid_tokens(size.map(|side| side as usize)),
-        PictureSize::Reference(side) => model.grid_tokens([side as usize; 2]),
+    let tokens = |size: ImageSize| match size {
+        ImageSize::Bucket(size) => model.grid_tokens(size.map(|side| side as usize)),
+        ImageSize::Reference(side) => model.grid_tokens([side as usize; 2]),
     };
-    let references = entry.references.iter().map(|picture| tokens(picture.size)).sum();
+    let references = entry.references.iter().map(|image| tokens(image.size)).sum();
     [model.default_tokens() + tokens(entry.image.size), references]
 }
 

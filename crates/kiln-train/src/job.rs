@@ -37,7 +37,7 @@ pub struct TrainJob {
     pub model: Arc<Model>,
     /// What to learn.
     pub data: Dataset,
-    /// The folder of encoded pictures and texts.
+    /// The folder of encoded images and texts.
     pub cache: PathBuf,
     /// The trainer's settings.
     pub settings: TrainSettings,
@@ -117,7 +117,7 @@ struct RunningJob<'w> {
 
 /// Follows a whole training.
 pub trait JobWatcher: Watcher {
-    /// `done` of `total` pictures or captions are encoded.
+    /// `done` of `total` images or captions are encoded.
     fn encoding(&mut self, stage: EncodingStage, done: usize, total: usize);
 
     /// Something the user should know.
@@ -136,7 +136,7 @@ pub fn check_variant(model: &Model) -> Result<()> {
         return Ok(());
     }
     let what = format!(
-        "`{}` is {}, a distilled model: training undoes the distillation, and its pictures turn grey and blurred",
+        "`{}` is {}, a distilled model: training undoes the distillation, and its images turn grey and blurred",
         model.recorded_name(),
         model.described_variant()
     );

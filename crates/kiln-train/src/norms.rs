@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::{AdapterModule, Result};
 
-/// Updates below this norm change no picture.
+/// Updates below this norm change no image.
 const NOTHING: f64 = 1e-6;
 
 /// The norms of an adapter's updates.

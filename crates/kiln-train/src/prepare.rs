@@ -11,7 +11,7 @@ use crate::job::{JobWatcher, TrainJob, check_variant, with_default_device};
 use crate::samples::{SamplePrompt, Sampler};
 use crate::{Cache, Checkpointing, CostEstimate, Error, Outcome, Result, RunFiles, TrainRequest};
 
-/// A training whose values, model and pictures are checked. Nothing is loaded or written yet.
+/// A training whose values, model and images are checked. Nothing is loaded or written yet.
 pub struct PreparedTraining {
     request: TrainRequest,
     folders: ModelFolders,
@@ -22,7 +22,7 @@ pub struct PreparedTraining {
 }
 
 impl PreparedTraining {
-    /// Checks the request, opens its model, with some components from elsewhere, and reads every picture.
+    /// Checks the request, opens its model, with some components from elsewhere, and reads every image.
     pub fn new(
         mut request: TrainRequest,
         folders: ModelFolders,
@@ -41,7 +41,7 @@ impl PreparedTraining {
         let options = request.data_options(&model);
         let data =
             list(&request.data).and_then(|listing| Dataset::new(listing, options, &Cache::new(&cache)));
-        let reading = || format!("reading the pictures in `{}`", request.data.display());
+        let reading = || format!("reading the images in `{}`", request.data.display());
         let data = data.map_err(|error| error.with_context(reading()))?;
         let machine = with_default_device(machine);
         let job = TrainJob {
@@ -62,7 +62,7 @@ impl PreparedTraining {
         Ok(PreparedTraining { request, folders, job, estimate })
     }
 
-    /// The sizes of the pictures: `768x768 (12)`.
+    /// The sizes of the images: `768x768 (12)`.
     pub fn sizes(&self) -> Vec<String> {
         let size = |([width, height], count): (&[u32; 2], &usize)| format!("{width}x{height} ({count})");
         self.job.data.sizes().iter().map(size).collect()
@@ -147,11 +147,11 @@ impl PreparedTraining {
     }
 }
 
-/// The folder of encoded pictures and captions.
+/// The folder of encoded images and captions.
 fn cache_folder(request: &TrainRequest) -> Result<PathBuf> {
     let default = || user_cache::folder().map(|folder| folder.join("train"));
     request.cache_dir.clone().or_else(default).ok_or_else(|| {
-        Error::data("there is no cache folder for encoded pictures")
+        Error::data("there is no cache folder for encoded images")
             .with_hint("set the variable KILN_CACHE_DIR")
     })
 }

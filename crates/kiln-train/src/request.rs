@@ -19,14 +19,14 @@ use crate::AdapterKind;
 pub use choices::{Checkpointing, LearningSchedule, LoraLayout, OptimizerName, SaveDtype, SigmaLevels};
 pub use preset::Preset;
 
-/// What to learn, and how. Over HTTP, models are given by name and pictures are sent along; fields about files of the
+/// What to learn, and how. Over HTTP, models are given by name and images are sent along; fields about files of the
 /// machine are not accepted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainRequest {
-    /// Folder of pictures with captions (.txt) beside them, a .jsonl or a .csv file; for edits, a folder with before/ and
+    /// Folder of images with captions (.txt) beside them, a .jsonl or a .csv file; for edits, a folder with before/ and
     /// after/
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     #[serde(skip_serializing_if = "is_empty")]
@@ -56,55 +56,55 @@ pub struct TrainRequest {
     pub preset: Option<Preset>,
 
     /// Word or phrase that stands for what is learned: takes the place of `[trigger]` in captions, else goes in front
-    #[cfg_attr(feature = "cli", arg(long, value_name = "TEXT", help_heading = "Pictures"))]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "TEXT", help_heading = "Images"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trigger: Option<String>,
 
-    /// Sizes in pixels, as the side of a square; pictures keep their shape, and are used at each size that they have
+    /// Sizes in pixels, as the side of a square; images keep their shape, and are used at each size that they have
     /// [default: 768, or the size of a smaller model]
     #[cfg_attr(
         feature = "cli",
-        arg(long, value_name = "SIDE", value_delimiter = ',', help_heading = "Pictures")
+        arg(long, value_name = "SIDE", value_delimiter = ',', help_heading = "Images")
     )]
     #[cfg_attr(feature = "schema", schema(value_type = kiln_engine::OneOrMany<u32>))]
     #[serde(deserialize_with = "wire::one_or_many", skip_serializing_if = "Vec::is_empty")]
     pub resolution: Vec<u32>,
 
-    /// How often each picture counts [default: 1]
-    #[cfg_attr(feature = "cli", arg(long, value_name = "N", help_heading = "Pictures"))]
+    /// How often each image counts [default: 1]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "N", help_heading = "Images"))]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 10000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeats: Option<u32>,
 
     /// Share of the examples that are learned without their caption, which guidance needs [default: 0.05]
-    #[cfg_attr(feature = "cli", arg(long, value_name = "SHARE", help_heading = "Pictures"))]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "SHARE", help_heading = "Images"))]
     #[cfg_attr(feature = "schema", schema(minimum = 0, exclusive_maximum = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caption_dropout: Option<f32>,
 
     /// Share of the edits that are learned without their references [default: 0]
-    #[cfg_attr(feature = "cli", arg(long, value_name = "SHARE", help_heading = "Pictures"))]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "SHARE", help_heading = "Images"))]
     #[cfg_attr(feature = "schema", schema(minimum = 0, exclusive_maximum = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference_dropout: Option<f32>,
 
     /// Mirror half of the examples; not for faces, text or anything with a left and a right
-    #[cfg_attr(feature = "cli", arg(long, help_heading = "Pictures"))]
+    #[cfg_attr(feature = "cli", arg(long, help_heading = "Images"))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub flip: bool,
 
-    /// Train on pictures without captions
-    #[cfg_attr(feature = "cli", arg(long, help_heading = "Pictures"))]
+    /// Train on images without captions
+    #[cfg_attr(feature = "cli", arg(long, help_heading = "Images"))]
     #[serde(alias = "allow_empty_captions", skip_serializing_if = "std::ops::Not::not")]
     pub no_captions: bool,
 
-    /// Leave out broken and tiny pictures instead of stopping
-    #[cfg_attr(feature = "cli", arg(long, help_heading = "Pictures"))]
+    /// Leave out broken and tiny images instead of stopping
+    #[cfg_attr(feature = "cli", arg(long, help_heading = "Images"))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skip_bad: bool,
 
-    /// Folder for encoded pictures and captions [default: train in the cache folder, see `kiln doctor`]
-    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR", help_heading = "Pictures"))]
+    /// Folder for encoded images and captions [default: train in the cache folder, see `kiln doctor`]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR", help_heading = "Images"))]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<PathBuf>,
@@ -175,7 +175,7 @@ pub struct TrainRequest {
     #[serde(deserialize_with = "wire::sigmas", skip_serializing_if = "Option::is_none")]
     pub sigmas: Option<SigmaLevels>,
 
-    /// Seed of the adapter's start, the order of pictures and the noise [default: 0]
+    /// Seed of the adapter's start, the order of images and the noise [default: 0]
     #[cfg_attr(feature = "cli", arg(short = 'S', long, value_name = "N", help_heading = "Training"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,

@@ -12,7 +12,7 @@ use kiln_engine::{
 };
 use kiln_image::{Filter, Format, RgbImage, encode, resize, write_file};
 
-use crate::dataset::{Dataset, PictureSize};
+use crate::dataset::{Dataset, ImageSize};
 use crate::{Error, Result};
 
 /// Images of a sheet by default.
@@ -24,7 +24,7 @@ const GAP: u32 = 4;
 /// Name of the sheet of all steps.
 const SHEET: &str = "samples.png";
 
-/// A prompt to sample, with the pictures that an edit starts from.
+/// A prompt to sample, with the images that an edit starts from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplePrompt {
     /// The prompt.
@@ -40,8 +40,8 @@ impl SamplePrompt {
     pub fn of_data(data: &Dataset) -> Vec<SamplePrompt> {
         let mut prompts: Vec<SamplePrompt> = Vec::new();
         for entry in data.entries.iter().filter(|entry| !entry.caption.is_empty()) {
-            let references = entry.references.iter().map(|picture| picture.path.clone()).collect();
-            let PictureSize::Bucket(size) = entry.image.size else { continue };
+            let references = entry.references.iter().map(|image| image.path.clone()).collect();
+            let ImageSize::Bucket(size) = entry.image.size else { continue };
             if prompts.len() < DEFAULT_SAMPLES && prompts.iter().all(|other| other.prompt != entry.caption) {
                 prompts.push(SamplePrompt { prompt: entry.caption.clone(), references, size });
             }

@@ -127,7 +127,7 @@ def text(prompt="a fox"):
     return node("KilnText", prompt=prompt)[0]
 
 
-def picture(width=96, height=80):
+def sample_image(width=96, height=80):
     rows, columns = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
     return torch.stack([rows, columns, rows * columns], dim=-1).unsqueeze(0)
 
@@ -166,9 +166,9 @@ def test_an_image_has_the_bytes_of_the_engine():
 
 
 def test_references_inpainting_and_loras_reach_the_request():
-    pixels = (picture() * 255).round().to(torch.uint8)[0].numpy()
-    [references] = node("KilnReference", image=picture())
-    [references] = node("KilnReference", image=picture(), references=references)
+    pixels = (sample_image() * 255).round().to(torch.uint8)[0].numpy()
+    [references] = node("KilnReference", image=sample_image())
+    [references] = node("KilnReference", image=sample_image(), references=references)
     [loras] = node("KilnLora", lora="lora_diffusers.safetensors", weight=0.5)
     _, _, images, _ = node(
         "KilnGenerate", model=model(), text=text(), **small(references=references, loras=loras)
@@ -178,7 +178,7 @@ def test_references_inpainting_and_loras_reach_the_request():
     assert numpy.array_equal(images[0].numpy(), own.numpy())
     mask = torch.zeros(1, 80, 96)
     mask[:, 16:64, 16:64] = 1
-    [init] = node("KilnInpaint", image=picture(), strength=0.9, mask_padding=-1, mask=mask)
+    [init] = node("KilnInpaint", image=sample_image(), strength=0.9, mask_padding=-1, mask=mask)
     _, latent, images, _ = node(
         "KilnGenerate", model=model(), text=text(), **small(init=init, width=0, height=0)
     )
@@ -186,7 +186,7 @@ def test_references_inpainting_and_loras_reach_the_request():
     [own] = expected(init=pixels, mask=white, strength=0.9, width=None, height=None)
     assert numpy.array_equal(images[0].numpy(), own.numpy()) and own.numpy().shape == (80, 96, 3)
     assert tuple(latent["samples"].shape[2:]) == (5, 6)
-    two = picture().repeat(2, 1, 1, 1)
+    two = sample_image().repeat(2, 1, 1, 1)
     raises(ValueError, "batch of 2", lambda: node("KilnInpaint", image=two, strength=1, mask_padding=-1))
 
 
@@ -206,7 +206,7 @@ def test_progress_previews_and_cancel():
 
 def test_latents_are_those_of_comfyui():
     one = model()
-    [latent] = node("KilnVAEEncode", model=one, image=picture(100, 80).repeat(2, 1, 1, 1))
+    [latent] = node("KilnVAEEncode", model=one, image=sample_image(100, 80).repeat(2, 1, 1, 1))
     samples = latent["samples"]
     assert samples.shape[0] == 2 and tuple(samples.shape[2:]) == (5, 6), samples.shape
     [image] = node("KilnVAEDecode", model=one, latent=latent)
@@ -230,7 +230,7 @@ def test_workflows_run():
                 if kind == "LoadImage":
                     mask = torch.zeros(1, 80, 96)
                     mask[:, 16:, 16:] = 1
-                    done[key] = (picture(), mask)
+                    done[key] = (sample_image(), mask)
                 elif kind == "SaveImage":
                     done[key] = inputs["images"].shape
                 else:

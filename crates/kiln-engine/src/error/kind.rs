@@ -32,7 +32,7 @@ kinds! {
     Request,
     /// A file that the request names can't be read.
     Input,
-    /// The pictures, captions or files of a training are unusable.
+    /// The images, captions or files of a training are unusable.
     Data,
     /// A LoRA that does not fit the model, or is damaged.
     Lora,

@@ -37,7 +37,7 @@ impl PromptTokenizer {
             self.tokenizer.id(token).ok_or_else(missing)
         };
         let (image, end) = (id("[IMG]")?, id("</s>")?);
-        let picture = grid.map_or_else(String::new, |[rows, columns]| {
+        let shown = grid.map_or_else(String::new, |[rows, columns]| {
             let row = format!("{}[IMG_BREAK]", "[IMG]".repeat(columns));
             let rows = row.repeat(rows);
             format!("[INST]{}[IMG_END][/INST]", rows.strip_suffix("[IMG_BREAK]").unwrap_or(&rows))
@@ -45,7 +45,7 @@ impl PromptTokenizer {
         let system = system_message(grid.is_some());
         // A typed token would stand for an image that is not there.
         let prompt = prompt.replace("[IMG]", "");
-        let text = format!("<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT]{picture}[INST]{prompt}[/INST]");
+        let text = format!("<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT]{shown}[INST]{prompt}[/INST]");
         let mut ids = self.tokenizer.ids(&text).map_err(Error::Tokenizer)?;
         ids.truncate(MAX_IDS);
         Ok(Conversation { ids, image, end })

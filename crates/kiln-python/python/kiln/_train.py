@@ -23,7 +23,7 @@ def train(
     progress: Optional[Callable[[dict[str, Any]], Any]] = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains a LoRA on a folder of pictures with captions (or of edit pairs) and writes it to `output`, a .safetensors file.
+    """Trains a LoRA on a folder of images with captions (or of edit pairs) and writes it to `output`, a .safetensors file.
 
     `model` is a base model, such as klein-base-4b. `progress` is called with a dictionary for every step and for what happens in
     between; an exception in it, or Ctrl-C, stops the training after a step, and `resume=True` continues it. Returns a summary.

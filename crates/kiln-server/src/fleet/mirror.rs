@@ -340,8 +340,8 @@ fn kind_of(code: &str) -> ErrorKind {
         "input_not_found",
         "lora_unfit",
         "model_not_found",
-        "invalid_picture",
-        "picture_too_large",
+        "invalid_image",
+        "image_too_large",
     ];
     if OF_REQUEST.contains(&code) { ErrorKind::Request } else { ErrorKind::Server }
 }

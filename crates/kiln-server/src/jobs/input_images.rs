@@ -15,8 +15,13 @@ use crate::jobs::generator::{InputImage, InputSource, JobError, name};
 use crate::jobs::intake::Intake;
 use crate::jobs::store::{Claim, FileKind, INPUT_PREFIX, ImageRow, InputFiles, StoreError};
 
-/// Prefix of generated images in a request.
-const GENERATED_PREFIX: &str = "picture:";
+/// Prefixes of generated images in a request: the one that is documented, and its earlier name.
+const GENERATED_PREFIXES: [&str; 2] = ["image:", "picture:"];
+
+/// The id of a generated image that a request names.
+fn generated(source: &str) -> Option<&str> {
+    GENERATED_PREFIXES.iter().find_map(|prefix| source.strip_prefix(prefix))
+}
 
 impl Intake {
     /// Checks a request and stores the images it brings. Blocks while they are decoded.
@@ -41,7 +46,7 @@ impl Intake {
         let limit = self.config.limits.job_pixels;
         if pixels > limit {
             let message = format!("the input images have {pixels} pixels together, the limit is {limit}");
-            return Err(JobError::request("picture_too_large", message));
+            return Err(JobError::request("image_too_large", message));
         }
         // The last of them may have pushed out the first.
         if request.images().any(|file| self.input_file(name(&file.path)).is_none()) {
@@ -86,7 +91,7 @@ impl Intake {
             path.ok_or_else(|| missing("input"))?;
             self.keeping.touch_input(source, &caller.client).map_err(storage)?;
             source.to_owned()
-        } else if let Some(id) = source.strip_prefix(GENERATED_PREFIX) {
+        } else if let Some(id) = generated(source) {
             let row = self.image(id, caller).map_err(storage)?.ok_or_else(|| missing("image"))?;
             let path = self.files.path(FileKind::Image, &row.file).map_err(storage)?;
             let bytes = path.and_then(|path| std::fs::read(path).ok()).ok_or_else(|| missing("image"))?;
@@ -171,7 +176,7 @@ impl Intake {
 
     /// [`Intake::store_mask`] for a data URL or base64; an input name is returned as it is.
     pub(crate) fn store_mask_source(&self, source: String, caller: &Caller) -> Result<String, JobError> {
-        if source.starts_with(INPUT_PREFIX) || source.starts_with(GENERATED_PREFIX) {
+        if source.starts_with(INPUT_PREFIX) || generated(&source).is_some() {
             Ok(source)
         } else {
             self.store_mask(&decode(&source, "mask")?, caller)
@@ -217,7 +222,7 @@ impl Intake {
         let limits = &self.config.limits;
         let too_large = |limit: String| {
             let message = format!("{role} is {width}x{height}, which exceeds the limit of {limit}");
-            Err(JobError::request("picture_too_large", message))
+            Err(JobError::request("image_too_large", message))
         };
         if u64::from(width) * u64::from(height) > limits.input_pixels {
             return too_large(format!("{} pixels", limits.input_pixels));
@@ -293,7 +298,7 @@ fn gone(input: &str) -> JobError {
 }
 
 fn unreadable(error: kiln_image::Error) -> JobError {
-    JobError::request("invalid_picture", error.to_string())
+    JobError::request("invalid_image", error.to_string())
 }
 
 fn storage(error: StoreError) -> JobError {
@@ -302,7 +307,7 @@ fn storage(error: StoreError) -> JobError {
 
 /// Decodes a data URL or base64.
 pub(crate) fn decode(source: &str, role: &str) -> Result<Vec<u8>, JobError> {
-    let invalid = |what: &str| JobError::request("invalid_picture", format!("{role}: {what}"));
+    let invalid = |what: &str| JobError::request("invalid_image", format!("{role}: {what}"));
     let text = match source.strip_prefix("data:") {
         Some(rest) => {
             rest.split_once(";base64,").ok_or_else(|| invalid("a data URL must be base64-encoded"))?.1

@@ -276,7 +276,7 @@ impl Limits {
             return Ok(());
         }
         let message = format!("upscaled by {scale} the image has {pixels} pixels, the limit is {max}");
-        Err(JobError::request("picture_too_large", message).param("upscale"))
+        Err(JobError::request("image_too_large", message).param("upscale"))
     }
 
     /// Checks that a model is in the catalogue, or an alias of one.

@@ -195,7 +195,7 @@ impl Metrics {
             stats.queue_capacity as u64,
         );
         one(&mut out, "kiln_running", "gauge", "Running jobs.", stats.running as u64);
-        one(&mut out, "kiln_pictures_kept", "gauge", "Images in the gallery.", stats.saved_images);
+        one(&mut out, "kiln_images_kept", "gauge", "Images in the gallery.", stats.saved_images);
         one(
             &mut out,
             "kiln_decoding_peak_bytes",
@@ -209,17 +209,17 @@ impl Metrics {
         }
         self.with(|c| {
             one(&mut out, "kiln_queue_refused_total", "counter", "Jobs refused because the queue was full.", c.refused);
-            one(&mut out, "kiln_pictures_total", "counter", "Images generated.", c.images);
-            one(&mut out, "kiln_picture_bytes_total", "counter", "Bytes of the generated image files.", c.image_bytes);
+            one(&mut out, "kiln_images_total", "counter", "Images generated.", c.images);
+            one(&mut out, "kiln_image_bytes_total", "counter", "Bytes of the generated image files.", c.image_bytes);
             one(&mut out, "kiln_inputs_decoded_total", "counter", "Input images decoded.", c.decoded_inputs);
             one(&mut out, "kiln_panics_total", "counter", "Panics during planning or generation.", c.panics);
-            head(&mut out, "kiln_batch_pictures_total", "counter", "Images started, by batch size.");
+            head(&mut out, "kiln_batch_images_total", "counter", "Images started, by batch size.");
             for (size, count) in &c.batches {
-                let _ = writeln!(out, "kiln_batch_pictures_total{{size=\"{size}\"}} {count}");
+                let _ = writeln!(out, "kiln_batch_images_total{{size=\"{size}\"}} {count}");
             }
-            head(&mut out, "kiln_pictures_refused_total", "counter", "Images refused by the check, or because the check failed.");
+            head(&mut out, "kiln_images_refused_total", "counter", "Images refused by the check, or because the check failed.");
             for (cause, count) in ["check", "failure"].iter().zip(c.refused_images) {
-                let _ = writeln!(out, "kiln_pictures_refused_total{{cause=\"{cause}\"}} {count}");
+                let _ = writeln!(out, "kiln_images_refused_total{{cause=\"{cause}\"}} {count}");
             }
             head(&mut out, "kiln_steps_total", "counter", "Steps of generated images: computed, or reused from the step cache.");
             let _ = writeln!(out, "kiln_steps_total{{kind=\"computed\"}} {}", c.steps.computed);
@@ -318,7 +318,7 @@ mod tests {
         let loaded = r#"kiln_model_loaded{model="a \"b\"",device="cpu",backend="cpu (avx2)",dtype="f32"} 1"#;
         assert!(text.contains(loaded), "{text}");
         assert!(text.contains("kiln_http_request_seconds_count{route=\"/healthz\"} 1\n"));
-        assert!(text.contains("kiln_batch_pictures_total{size=\"3\"} 3\n"));
+        assert!(text.contains("kiln_batch_images_total{size=\"3\"} 3\n"));
         assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"2.5\"} 1\n"));
         assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"1\"} 0\n"));
         assert!(

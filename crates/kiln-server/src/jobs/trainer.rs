@@ -17,7 +17,7 @@ pub struct TrainableModel {
     pub name: String,
     /// The distilled model to use the LoRA with, if the server has it.
     pub use_with: Option<String>,
-    /// The settings of the presets: fields of a training's `order`.
+    /// The settings of the presets: fields of a training's `request`.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub presets: Vec<TrainRequest>,
 }
@@ -26,11 +26,11 @@ pub struct TrainableModel {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TrainingCheck {
-    /// Pictures in one pass over the data.
+    /// Images in one pass over the data.
     pub examples: usize,
     /// Their sizes: `768x768 (12)`.
     pub sizes: Vec<String>,
-    /// What the user should know: duplicates, pictures that are left out.
+    /// What the user should know: duplicates, images that are left out.
     pub warnings: Vec<String>,
     /// Parameters and memory, in words.
     pub cost: String,
@@ -68,8 +68,8 @@ pub struct TrainingFiles {
 pub struct TrainingTask<'a> {
     /// Its settings, complete. Its model and its LoRA are named, as clients name them.
     pub request: &'a TrainRequest,
-    /// The folder of its pictures, each with its caption in a .txt file beside it.
-    pub pictures: &'a Path,
+    /// The folder of its images, each with its caption in a .txt file beside it.
+    pub images: &'a Path,
     /// The folder for everything that it writes.
     pub folder: &'a Path,
 }
@@ -94,7 +94,7 @@ pub trait Trainer: Send + Sync + 'static {
         None
     }
 
-    /// Checks the pictures and settings of a training, and estimates what it costs. Loads nothing.
+    /// Checks the images and settings of a training, and estimates what it costs. Loads nothing.
     fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError>;
 
     /// Runs a training to its end, or until [`TrainingProgress::is_stopped`]; continues from the checkpoint if there is one.
@@ -111,7 +111,7 @@ pub trait Trainer: Send + Sync + 'static {
     /// Reads what a training has written to its folder.
     fn files(&self, folder: &Path) -> TrainingFiles;
 
-    /// Deletes what a finished training no longer needs: checkpoints and encoded pictures.
+    /// Deletes what a finished training no longer needs: checkpoints and encoded images.
     fn clean_up(&self, folder: &Path) {
         let _ = folder;
     }

@@ -1,8 +1,8 @@
 //! Trainings of LoRAs: a folder each, one at a time, behind image jobs.
 //!
 //! ```text
-//! POST ──pictures, checks──▶ <data>/trainings/ID ──queue──▶ training thread ──Trainer──▶ LoRA
-//!                                training.json, pictures/, run/
+//! POST ──images, checks──▶ <data>/trainings/ID ──queue──▶ training thread ──Trainer──▶ LoRA
+//!                                training.json, images/, run/
 //! ```
 //! Image jobs go first: a training starts when no job is queued or running, and makes way between two steps when one
 //! arrives. A training that the server stops in continues at the next start; one whose process was killed is
@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use kiln_base::{lock, wait};
 
-pub(crate) use accept::NewPicture;
+pub(crate) use accept::TrainingImage;
 use accept::check_unfinished;
 use check_queue::CheckQueue;
 pub(crate) use loras::TrainedLoras;

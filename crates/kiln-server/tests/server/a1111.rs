@@ -63,7 +63,7 @@ async fn progress_is_reported_and_an_interrupted_job_returns_its_images() {
     let images = answer["images"].as_array().unwrap();
     assert_eq!((images.len(), decode(&images[0]).width()), (1, 64), "the unfinished image");
     assert!(answer["info"].as_str().unwrap().contains("\"interrupted\":true"));
-    assert_eq!(server.get("/v1/pictures").await.json()["data"], json!([]), "not in the gallery");
+    assert_eq!(server.get("/v1/images").await.json()["data"], json!([]), "not in the gallery");
     assert_eq!(server.get("/sdapi/v1/progress").await.json()["state"]["job_count"], 0);
 }
 

@@ -79,7 +79,7 @@ async fn an_image_describes_itself() {
     server
         .post("/sdapi/v1/png-info", json!({ "image": "bm90aGluZw==" }))
         .await
-        .expect_error(400, "invalid_picture");
+        .expect_error(400, "invalid_image");
 }
 
 /// A request as another program sends it.

@@ -97,7 +97,7 @@ async fn images_are_decoded_within_a_memory_limit_each_and_all_at_once() {
     }
     let peak = server.metric("kiln_decoding_peak_bytes").await;
     assert!((memory..=2 * memory).contains(&peak), "{peak} bytes at one time");
-    upload(&server, deep_png(260)).await.expect_error(400, "picture_too_large");
+    upload(&server, deep_png(260)).await.expect_error(400, "image_too_large");
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn a_small_file_of_large_pixels_is_refused_before_it_is_decoded() {
     let mut writer = encoder.write_header().unwrap();
     writer.write_chunk(png::chunk::IDAT, &[0x78, 0x9c]).unwrap();
     drop(writer);
-    let answer = upload(&server, file).await.expect_error(400, "picture_too_large");
+    let answer = upload(&server, file).await.expect_error(400, "image_too_large");
     assert!(answer.text().contains("8192x8192"), "{}", answer.text());
     assert_eq!(server.metric("kiln_decoding_peak_bytes").await, 0);
 }
@@ -123,7 +123,7 @@ async fn the_input_images_of_a_job_have_a_limit_together() {
     let few = job(vec![reference(30), reference(31)]);
     server.post("/v1/jobs", few).await.ok();
     let many = job(vec![reference(30), reference(31), reference(32)]);
-    server.post("/v1/jobs", many).await.expect_error(400, "picture_too_large");
+    server.post("/v1/jobs", many).await.expect_error(400, "image_too_large");
 }
 
 #[tokio::test]
@@ -234,7 +234,7 @@ async fn what_a_response_repeats_is_short() {
 #[tokio::test]
 async fn a_search_has_a_length_limit() {
     let server = TestServer::new();
-    let search = async |bytes: usize| server.get(&format!("/v1/pictures?search={}", "a".repeat(bytes))).await;
+    let search = async |bytes: usize| server.get(&format!("/v1/images?search={}", "a".repeat(bytes))).await;
     search(257).await.expect_error(400, "invalid_request");
     search(256).await.ok();
 }

@@ -27,7 +27,7 @@ fn job(seed: u64) -> Value {
 /// The number of images that were started in batches of this size.
 async fn in_batches_of(server: &TestServer, size: u32) -> u64 {
     let text = server.get("/metrics").await.ok().text().to_owned();
-    let name = format!("kiln_batch_pictures_total{{size=\"{size}\"}} ");
+    let name = format!("kiln_batch_images_total{{size=\"{size}\"}} ");
     text.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |count| count.parse().unwrap())
 }
 
@@ -38,10 +38,10 @@ async fn similar_jobs_are_generated_in_one_batch_and_each_gets_its_image() {
     server.generate(4);
     for (i, id) in ids.iter().enumerate() {
         let job = server.wait(id).await;
-        assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
-        assert_eq!(job["pictures"][0]["seed"], (i + 1).to_string());
-        let id = job["pictures"][0]["id"].as_str().unwrap();
-        let file = server.get(&format!("/v1/pictures/{id}/file")).await.ok().bytes;
+        assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 1));
+        assert_eq!(job["images"][0]["seed"], (i + 1).to_string());
+        let id = job["images"][0]["id"].as_str().unwrap();
+        let file = server.get(&format!("/v1/images/{id}/file")).await.ok().bytes;
         let image = kiln_image::from_bytes("response", &file).unwrap();
         assert_eq!(image.pixels()[..3], [i as u8 + 1, 0, 7]);
     }
@@ -114,7 +114,7 @@ async fn after_a_panic_the_jobs_of_a_batch_are_generated_one_by_one() {
         ends.push((
             job["status"].clone(),
             job["error"]["code"].clone(),
-            job["pictures"].as_array().unwrap().len(),
+            job["images"].as_array().unwrap().len(),
         ));
     }
     let done = (json!("done"), Value::Null, 1);

@@ -56,7 +56,7 @@ impl Checked {
 
     /// Checks that nothing of an image is in the gallery or the data folder.
     async fn assert_empty(&self) {
-        assert_eq!(self.server.get("/v1/pictures").await.ok().json()["data"], json!([]));
+        assert_eq!(self.server.get("/v1/images").await.ok().json()["data"], json!([]));
         assert_eq!(image_files(self.server.folder().path()), Vec::<String>::new());
     }
 }
@@ -80,7 +80,7 @@ async fn an_accepted_image_is_stored_as_without_a_check() {
     let checked = start();
     let id = checked.server.submit(json!({ "prompt": "a fox", "n": 2 })).await;
     let job = checked.server.wait(&id).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 2));
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 2));
     assert_eq!(checked.calls(), 2);
     assert_eq!(image_files(checked.server.folder().path()).len(), 2);
 }
@@ -92,14 +92,14 @@ async fn a_refused_image_is_stored_nowhere() {
     let job = checked.server.wait(&id).await;
     assert_eq!((&job["status"], &job["error"]["code"]), (&json!("failed"), &json!("image_refused")));
     assert_eq!(job["error"]["message"], "the image was refused: not bad fox");
-    assert_eq!(job["pictures"], json!([]));
+    assert_eq!(job["images"], json!([]));
     checked.assert_empty().await;
     let result = checked.server.get(&format!("/v1/jobs/{id}/result")).await;
     result.expect_error(409, "image_refused");
     let metrics = checked.server.get("/metrics").await.ok().text().to_owned();
-    assert!(metrics.contains("kiln_pictures_refused_total{cause=\"check\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("kiln_images_refused_total{cause=\"check\"} 1\n"), "{metrics}");
     assert!(metrics.contains("kiln_errors_total{code=\"image_refused\"} 1\n"), "{metrics}");
-    assert_eq!(checked.server.metric("kiln_pictures_total").await, 0);
+    assert_eq!(checked.server.metric("kiln_images_total").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,7 +115,7 @@ async fn a_check_that_crashes_or_hangs_refuses_and_tells_no_details() {
     }
     checked.assert_empty().await;
     let metrics = checked.server.get("/metrics").await.ok().text().to_owned();
-    assert!(metrics.contains("kiln_pictures_refused_total{cause=\"failure\"} 2\n"), "{metrics}");
+    assert!(metrics.contains("kiln_images_refused_total{cause=\"failure\"} 2\n"), "{metrics}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,7 +130,7 @@ async fn each_image_of_a_job_is_checked_by_itself() {
         message.contains("2 of 4 images") && message.contains("number 2") && message.contains("not bad fox")
     );
     let seeds: Vec<&str> =
-        job["pictures"].as_array().unwrap().iter().map(|picture| picture["seed"].as_str().unwrap()).collect();
+        job["images"].as_array().unwrap().iter().map(|image| image["seed"].as_str().unwrap()).collect();
     assert_eq!(seeds, ["5", "7"]);
     assert_eq!(image_files(checked.server.folder().path()).len(), 2);
 }
@@ -162,7 +162,7 @@ async fn there_are_no_previews() {
     let id = server.submit(json!({ "prompt": "slow", "steps": 6 })).await;
     let text = server.get(&format!("/v1/jobs/{id}/events?previews=true")).await.ok().text().to_owned();
     let names: Vec<String> = events(&text).into_iter().map(|(name, _)| name).collect();
-    assert!(names.contains(&"progress".to_owned()) && names.contains(&"picture".to_owned()), "{names:?}");
+    assert!(names.contains(&"progress".to_owned()) && names.contains(&"image".to_owned()), "{names:?}");
     assert!(!names.contains(&"preview".to_owned()), "{names:?}");
     // An unfinished image is not returned by an interruption, either.
     let generating = server.post("/sdapi/v1/txt2img", json!({ "prompt": "slow", "steps": 150 }));
@@ -188,13 +188,13 @@ async fn events_repeated_requests_and_plots_tell_the_refusal() {
     let id = server.send(request()).await.ok().json()["id"].as_str().unwrap().to_owned();
     let text = server.get(&format!("/v1/jobs/{id}/events?previews=true")).await.ok().text().to_owned();
     assert!(text.contains("image_refused") && text.contains("not bad fox"), "{text}");
-    assert!(!text.contains("event: picture"), "{text}");
+    assert!(!text.contains("event: image"), "{text}");
     server.wait(&id).await;
     let again = server.send(request()).await.ok().json();
     assert_eq!((again["id"].as_str(), &again["error"]["code"]), (Some(&id[..]), &json!("image_refused")));
     assert_eq!(checked.calls(), 1);
     let plot = json!({
-        "order": { "prompt": "a" }, "x": { "field": "prompt", "values": ["a fox", "bad fox"] },
+        "request": { "prompt": "a" }, "x": { "field": "prompt", "values": ["a fox", "bad fox"] },
     });
     let rows = server.post("/v1/plots", plot).await.ok().json()["rows"].clone();
     let cell = |i: usize| rows[0][i]["id"].as_str().unwrap().to_owned();
@@ -221,10 +221,10 @@ async fn a_webhook_tells_the_refusal_without_an_image() {
     server.submit(json!({ "prompt": ["a fox", "bad hen"], "seed": 5, "webhook": url })).await;
     let [whole, half] = receiving.join().unwrap();
     let (whole, half) = (&whole["data"], &half["data"]);
-    assert_eq!((&whole["error"]["code"], &whole["pictures"]), (&json!("image_refused"), &json!([])));
+    assert_eq!((&whole["error"]["code"], &whole["images"]), (&json!("image_refused"), &json!([])));
     assert_eq!(half["error"]["code"], "image_refused");
-    let pictures = half["pictures"].as_array().unwrap();
-    assert_eq!((pictures.len(), &pictures[0]["prompt"]), (1, &json!("a fox")));
+    let images = half["images"].as_array().unwrap();
+    assert_eq!((images.len(), &images[0]["prompt"]), (1, &json!("a fox")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! A small S3 service for the tests: one bucket, `pictures`, in memory, for one access key. Lists have two objects a page.
+//! A small S3 service for the tests: one bucket, `images`, in memory, for one access key. Lists have two objects a page.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -95,7 +95,7 @@ async fn answer(
     }
     let path = uri.path().trim_start_matches('/');
     let (bucket, name) = path.split_once('/').unwrap_or((path, ""));
-    if bucket != "pictures" {
+    if bucket != "images" {
         return error(StatusCode::NOT_FOUND, "NoSuchBucket");
     }
     let objects = &mut contents.objects;

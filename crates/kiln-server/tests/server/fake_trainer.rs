@@ -50,13 +50,13 @@ impl Trainer for FakeTrainer {
     }
 
     fn check(&self, task: TrainingTask<'_>) -> Result<TrainingCheck, JobError> {
-        let files: Vec<_> = fs::read_dir(task.pictures).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let files: Vec<_> = fs::read_dir(task.images).unwrap().map(|entry| entry.unwrap().path()).collect();
         let captions = files.iter().filter(|path| path.extension().unwrap() == "txt").count();
         let examples = files.len() - captions;
         if captions < examples && task.request.trigger.is_none() {
             return Err(JobError::request(
                 "unusable",
-                format!("{} pictures have no caption", examples - captions),
+                format!("{} images have no caption", examples - captions),
             ));
         }
         let cost = format!("rank {}", task.request.rank.unwrap());
@@ -80,7 +80,7 @@ impl Trainer for FakeTrainer {
                 .unwrap();
         };
         for done in 0..2 {
-            progress.preparing("pictures", done, 2);
+            progress.preparing("images", done, 2);
             std::thread::sleep(Duration::from_millis(if name == "slow" { 30 } else { 1 }));
             if progress.is_stopped() {
                 return Err(JobError::cancelled());

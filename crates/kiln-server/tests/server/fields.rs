@@ -30,7 +30,7 @@ async fn the_jobs_api_accepts_and_shows_all_fields() {
     let id = server.submit(with(json!({ "prompt": "a fox" }), settings())).await;
     let job = server.wait(&id).await;
     for (name, value) in settings().as_object().unwrap() {
-        assert_eq!(job["order"][name], *value);
+        assert_eq!(job["request"][name], *value);
     }
     assert_settings(&server.received.lock().unwrap()[0].request);
     assert_eq!(server.get("/v1/vaes").await.ok().json()["data"], json!(["taef2"]));
@@ -113,14 +113,14 @@ async fn every_prompt_of_a_list_gets_its_images_and_they_are_searched_by_it() {
     });
     let id = server.submit(job.clone()).await;
     let done = server.wait(&id).await;
-    let images = done["pictures"].as_array().unwrap();
+    let images = done["images"].as_array().unwrap();
     let prompts: Vec<&str> = images.iter().map(|image| image["prompt"].as_str().unwrap()).collect();
     assert_eq!(prompts, ["a fox", "a fox", "a hen", "a hen"]);
     let seeds: Vec<&str> = images.iter().map(|image| image["seed"].as_str().unwrap()).collect();
     assert_eq!(seeds, ["11", "12", "13", "14"]);
-    assert_eq!(done["order"]["prompt"], job["prompt"]);
-    assert_eq!(done["order"]["negative_prompt"], job["negative_prompt"]);
-    let found = server.get("/v1/pictures?search=hen").await.ok().json();
+    assert_eq!(done["request"]["prompt"], job["prompt"]);
+    assert_eq!(done["request"]["negative_prompt"], job["negative_prompt"]);
+    let found = server.get("/v1/images?search=hen").await.ok().json();
     assert_eq!(found["data"].as_array().unwrap().len(), 2);
     let one = json!({ "prompt": ["a fox", "a hen"], "seed": 5 });
     let data = server.post("/v1/images/generations", one).await.ok().json();

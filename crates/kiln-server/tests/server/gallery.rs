@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use crate::harness::TestServer;
 
 async fn prompts(server: &TestServer, query: &str) -> Vec<String> {
-    let list = server.get(&format!("/v1/pictures{query}")).await.ok().json();
-    let prompt = |image: &Value| image["order"]["prompt"].as_str().unwrap().to_owned();
+    let list = server.get(&format!("/v1/images{query}")).await.ok().json();
+    let prompt = |image: &Value| image["request"]["prompt"].as_str().unwrap().to_owned();
     list["data"].as_array().unwrap().iter().map(prompt).collect()
 }
 
@@ -20,7 +20,7 @@ async fn images_are_listed_searched_and_deleted() {
             .await
             .ok()
             .json();
-        ids.push(generated["data"][0]["picture"].as_str().unwrap().to_owned());
+        ids.push(generated["data"][0]["image"].as_str().unwrap().to_owned());
     }
     assert_eq!(prompts(&server, "").await, ["100% fox_trot", "a blue hen", "a red fox"]);
     assert_eq!(prompts(&server, "?search=FOX").await, ["100% fox_trot", "a red fox"]);
@@ -28,25 +28,22 @@ async fn images_are_listed_searched_and_deleted() {
     assert_eq!(prompts(&server, "?search=0%25").await, ["100% fox_trot"]);
     assert_eq!(prompts(&server, "?search=x_t").await, ["100% fox_trot"], "no wildcards");
     assert_eq!(prompts(&server, &format!("?limit=1&before={}", ids[2])).await, ["a blue hen"]);
-    assert!(prompts(&server, "?search=%27;DROP%20TABLE%20pictures").await.is_empty());
+    assert!(prompts(&server, "?search=%27;DROP%20TABLE%20images").await.is_empty());
 
-    let thumbnail = server.get(&format!("/v1/pictures/{}/thumbnail", ids[0])).await.ok();
+    let thumbnail = server.get(&format!("/v1/images/{}/thumbnail", ids[0])).await.ok();
     let thumbnail = kiln_image::from_bytes("thumbnail", &thumbnail.bytes).unwrap();
     assert_eq!((thumbnail.width(), thumbnail.height()), (320, 160));
-    assert_eq!(
-        server.get(&format!("/v1/pictures/{}/recipe", ids[0])).await.ok().json()["prompt"],
-        "a red fox"
-    );
-    assert_eq!(server.get(&format!("/v1/pictures/{}", ids[0])).await.ok().json()["width"], 640);
+    assert_eq!(server.get(&format!("/v1/images/{}/recipe", ids[0])).await.ok().json()["prompt"], "a red fox");
+    assert_eq!(server.get(&format!("/v1/images/{}", ids[0])).await.ok().json()["width"], 640);
 
     let files = || std::fs::read_dir(server.folder().path().join("pictures")).unwrap().count();
     assert_eq!(files(), 4);
-    server.delete(&format!("/v1/pictures/{}", ids[0])).await.ok();
+    server.delete(&format!("/v1/images/{}", ids[0])).await.ok();
     assert_eq!(files(), 2, "the image and its thumbnail are deleted");
-    server.get(&format!("/v1/pictures/{}/file", ids[0])).await.expect_error(404, "not_found");
-    server.delete(&format!("/v1/pictures/{}", ids[0])).await.expect_error(404, "not_found");
+    server.get(&format!("/v1/images/{}/file", ids[0])).await.expect_error(404, "not_found");
+    server.delete(&format!("/v1/images/{}", ids[0])).await.expect_error(404, "not_found");
     assert_eq!(prompts(&server, "").await.len(), 2);
-    server.get(&format!("/v1/pictures?before={}", ids[0])).await.expect_error(404, "not_found");
+    server.get(&format!("/v1/images?before={}", ids[0])).await.expect_error(404, "not_found");
 }
 
 #[tokio::test]
@@ -61,8 +58,8 @@ async fn the_oldest_images_are_deleted() {
     let server = TestServer::open(folder.clone(), |config| config.gallery.images = 2, true);
     assert_eq!(prompts(&server, "").await, ["c", "b"]);
     // By bytes, when the next job starts: room for two images.
-    let id = server.get("/v1/pictures").await.json()["data"][0]["id"].as_str().unwrap().to_owned();
-    let bytes = server.get(&format!("/v1/pictures/{id}")).await.json()["bytes"].as_u64().unwrap();
+    let id = server.get("/v1/images").await.json()["data"][0]["id"].as_str().unwrap().to_owned();
+    let bytes = server.get(&format!("/v1/images/{id}")).await.json()["bytes"].as_u64().unwrap();
     server.inner.close();
     drop(server);
     let server = TestServer::open(folder, |config| config.gallery.bytes = Some(2 * bytes + bytes / 2), true);

@@ -87,12 +87,12 @@ async fn images_have_validators_and_are_sent_in_parts() {
     let server = TestServer::new();
     let job = server.submit(json!({ "prompt": "a fox", "width": 64, "height": 64 })).await;
     server.wait(&job).await;
-    let picture = server.get("/v1/pictures").await.ok().json()["data"][0].clone();
+    let image = server.get("/v1/images").await.ok().json()["data"][0].clone();
     let request = Request::post("/v1/inputs").header(header::HOST, "localhost");
     let input = server.send(request.body(png(40, 40).into()).unwrap()).await.ok().json()["id"].clone();
     for path in [
-        picture["url"].as_str().unwrap(),
-        picture["thumbnail"].as_str().unwrap(),
+        image["url"].as_str().unwrap(),
+        image["thumbnail"].as_str().unwrap(),
         &format!("/v1/inputs/{}", input.as_str().unwrap()),
         "/v1/loras/preview?name=ink",
     ] {
@@ -121,7 +121,7 @@ async fn images_have_validators_and_are_sent_in_parts() {
 #[tokio::test]
 async fn a_list_has_the_length_that_was_asked_for_or_none() {
     let server = TestServer::new();
-    for (path, most) in [("/v1/pictures", 200), ("/v1/jobs", 1000)] {
+    for (path, most) in [("/v1/images", 200), ("/v1/jobs", 1000)] {
         for good in [1, most] {
             server.get(&format!("{path}?limit={good}")).await.ok();
         }

@@ -15,11 +15,11 @@ async fn submitting_returns_at_once_and_the_images_follow() {
     assert_eq!(answer.status.as_u16(), 202);
     let id = answer.json()["id"].as_str().unwrap().to_owned();
     let job = server.wait(&id).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 2));
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 2));
     assert!(job["started"].is_number() && job["finished"].as_i64() >= job["started"].as_i64());
-    assert!(job["order"]["seed"].is_number(), "the seed is chosen at submission");
+    assert!(job["request"]["seed"].is_number(), "the seed is chosen at submission");
     let result = server.get(&format!("/v1/jobs/{id}/result")).await.ok().json();
-    let file = server.get(result["pictures"][1]["url"].as_str().unwrap()).await.ok();
+    let file = server.get(result["images"][1]["url"].as_str().unwrap()).await.ok();
     assert_eq!(kiln_image::from_bytes("a", &file.bytes).unwrap().width(), 64);
     let list = server.get("/v1/jobs?limit=5").await.ok().json();
     assert_eq!(list["data"][0]["id"], *id);
@@ -138,7 +138,7 @@ async fn uploaded_and_generated_images_can_be_references() {
     assert_eq!((&input["width"], &input["height"]), (&json!(32), &json!(16)));
     let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
     let references =
-        json!([input["id"], format!("picture:{}", generated["data"][0]["picture"].as_str().unwrap())]);
+        json!([input["id"], format!("image:{}", generated["data"][0]["image"].as_str().unwrap())]);
     let id = server.submit(json!({ "prompt": "both", "references": references })).await;
     assert_eq!(server.wait(&id).await["status"], "done");
     let job = server.received.lock().unwrap()[1].clone();
@@ -146,7 +146,7 @@ async fn uploaded_and_generated_images_can_be_references() {
     assert_eq!(input["id"], format!("input:{}", job.references[0].sha256));
     assert_eq!(job.references[1].image.width(), 64);
     server.get(&format!("/v1/inputs/{}", input["id"].as_str().unwrap())).await.ok();
-    for wrong in ["input:00", "input:../queue.sqlite", "picture:nope", "input:"] {
+    for wrong in ["input:00", "input:../queue.sqlite", "image:nope", "input:"] {
         server
             .post("/v1/jobs", json!({ "prompt": "a", "references": [wrong] }))
             .await
@@ -160,7 +160,7 @@ async fn notes_stay_with_an_ended_job() {
     let id = server.submit(json!({ "prompt": "note", "seed": -1 })).await;
     let job = server.wait(&id).await;
     assert_eq!((&job["status"], &job["notes"]), (&json!("done"), &json!(["adjusted"])));
-    assert!(job["order"]["seed"].is_u64(), "-1 is a random seed");
+    assert!(job["request"]["seed"].is_u64(), "-1 is a random seed");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -57,17 +57,17 @@ async fn a_key_sees_cancels_and_deletes_only_what_it_made() {
     let server = server();
     let generated =
         call(&server, "bob-key", "POST", "/v1/images/generations", Some(json!({ "prompt": "a fox" }))).await;
-    let picture = generated.ok().json()["data"][0]["picture"].as_str().unwrap().to_owned();
-    let job = picture.split('-').next().unwrap().to_owned();
+    let image = generated.ok().json()["data"][0]["image"].as_str().unwrap().to_owned();
+    let job = image.split('-').next().unwrap().to_owned();
     let input = upload(&server, "bob-key", png(16, 16)).await.ok().json()["id"].as_str().unwrap().to_owned();
     let paths = [
         format!("/v1/jobs/{job}"),
         format!("/v1/jobs/{job}/result"),
         format!("/v1/jobs/{job}/events"),
-        format!("/v1/pictures/{picture}"),
-        format!("/v1/pictures/{picture}/file"),
-        format!("/v1/pictures/{picture}/thumbnail"),
-        format!("/v1/pictures/{picture}/recipe"),
+        format!("/v1/images/{image}"),
+        format!("/v1/images/{image}/file"),
+        format!("/v1/images/{image}/thumbnail"),
+        format!("/v1/images/{image}/recipe"),
         format!("/v1/inputs/{input}"),
     ];
     for path in &paths {
@@ -75,13 +75,13 @@ async fn a_key_sees_cancels_and_deletes_only_what_it_made() {
         call(&server, "bob-key", "GET", path, None).await.ok();
         call(&server, "ada-key", "GET", path, None).await.ok();
     }
-    for list in ["/v1/jobs", "/v1/pictures"] {
+    for list in ["/v1/jobs", "/v1/images"] {
         let count = async |key| {
             call(&server, key, "GET", list, None).await.ok().json()["data"].as_array().unwrap().len()
         };
         assert_eq!((count("eve-key").await, count("bob-key").await, count("ada-key").await), (0, 1, 1));
     }
-    for source in [format!("picture:{picture}"), input] {
+    for source in [format!("image:{image}"), input] {
         let job = json!({ "prompt": "a", "references": [source] });
         submit(&server, "eve-key", job).await.expect_error(404, "input_not_found");
     }
@@ -219,7 +219,7 @@ async fn recipes_are_left_out_of_files_on_request() {
     for embed in [true, false] {
         let server = TestServer::with(|config| config.embed_recipes = embed);
         let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
-        let url = format!("/v1/pictures/{}", generated["data"][0]["picture"].as_str().unwrap());
+        let url = format!("/v1/images/{}", generated["data"][0]["image"].as_str().unwrap());
         let file = server.get(&format!("{url}/file")).await.ok();
         assert_eq!(kiln_image::read_recipe(&file.bytes).unwrap().is_some(), embed);
         assert_eq!(String::from_utf8_lossy(&file.bytes).contains("a fox"), embed);
@@ -231,10 +231,10 @@ async fn recipes_are_left_out_of_files_on_request() {
 async fn errors_name_no_folder_of_the_server() {
     for in_the_way in [true, false] {
         let server = TestServer::new();
-        let pictures = server.folder().path().join("pictures");
-        std::fs::remove_dir_all(&pictures).unwrap();
+        let images = server.folder().path().join("pictures");
+        std::fs::remove_dir_all(&images).unwrap();
         if in_the_way {
-            std::fs::write(&pictures, "").unwrap();
+            std::fs::write(&images, "").unwrap();
         }
         let job = server.submit(json!({ "prompt": "a fox" })).await;
         let job = server.wait(&job).await;
@@ -255,7 +255,7 @@ async fn the_data_folder_and_its_files_are_private() {
     let reference = crate::harness::base64(&png(16, 16));
     let job = server.submit(json!({ "prompt": "a", "references": [reference] })).await;
     let job = server.wait(&job).await;
-    server.get(job["pictures"][0]["thumbnail"].as_str().unwrap()).await.ok();
+    server.get(job["images"][0]["thumbnail"].as_str().unwrap()).await.ok();
     let mut folders = vec![folder.path().to_owned()];
     let mut files = 0;
     while let Some(path) = folders.pop() {
@@ -285,7 +285,7 @@ fn a_folder_with_files_of_others_keeps_its_permissions() {
     let server = TestServer::open(Arc::clone(&folder), |_| {}, false);
     let mode = |path: &str| std::fs::metadata(folder.path().join(path)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(""), 0o755, "`--data /tmp` must not lock others out of /tmp");
-    for private in ["pictures", "inputs", "texts"] {
+    for private in ["images", "inputs", "texts"] {
         assert_eq!(mode(private), 0o700, "{private}");
     }
     assert_eq!(mode("queue.sqlite"), 0o600);

@@ -111,7 +111,7 @@ async fn jobs_survive_a_hundred_kills() {
         if job["status"] == "done" {
             done += 1;
             let seeds: Vec<&str> =
-                job["pictures"].as_array().unwrap().iter().map(|p| p["seed"].as_str().unwrap()).collect();
+                job["images"].as_array().unwrap().iter().map(|p| p["seed"].as_str().unwrap()).collect();
             assert_eq!(seeds, [seed.to_string(), (seed + 1).to_string()], "{job}");
         } else {
             assert_eq!(job["error"]["code"], "interrupted", "{job}");
@@ -124,10 +124,10 @@ async fn jobs_survive_a_hundred_kills() {
 
 /// No image of the gallery is there twice, and every file can be read.
 async fn every_image_is_whole(server: &TestServer) {
-    let images = server.get("/v1/pictures?limit=200").await.ok().json()["data"].take();
+    let images = server.get("/v1/images?limit=200").await.ok().json()["data"].take();
     let mut seeds = Vec::new();
     for image in images.as_array().unwrap() {
-        let file = server.get(&format!("/v1/pictures/{}/file", image["id"].as_str().unwrap())).await.ok();
+        let file = server.get(&format!("/v1/images/{}/file", image["id"].as_str().unwrap())).await.ok();
         assert!(kiln_image::from_bytes("image", &file.bytes).is_ok());
         seeds.push(image["seed"].as_str().unwrap());
     }

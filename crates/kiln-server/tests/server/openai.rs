@@ -155,9 +155,9 @@ async fn invalid_requests_get_errors_in_openais_format() {
         (json!({ "prompt": "a", "wings": 2 }), 400, "invalid_request"),
         (json!({ "prompt": "a", "model": "../secret" }), 404, "model_not_found"),
         (json!({ "prompt": "a", "loras": [{ "name": "nope" }] }), 404, "lora_not_found"),
-        (json!({ "prompt": "a", "references": ["https://example.org/a.png"] }), 400, "invalid_picture"),
-        (json!({ "prompt": "a", "references": ["not base64!"] }), 400, "invalid_picture"),
-        (json!({ "prompt": "a", "references": [base64(b"not an image")] }), 400, "invalid_picture"),
+        (json!({ "prompt": "a", "references": ["https://example.org/a.png"] }), 400, "invalid_image"),
+        (json!({ "prompt": "a", "references": ["not base64!"] }), 400, "invalid_image"),
+        (json!({ "prompt": "a", "references": [base64(b"not an image")] }), 400, "invalid_image"),
         (json!({ "prompt": "refuse" }), 400, "invalid_request"),
         (json!({ "prompt": "fail" }), 500, "generation_failed"),
     ];
@@ -179,7 +179,7 @@ async fn malformed_forms_are_rejected() {
     server
         .send(form(&[("prompt", None, b"a"), ("image", Some("a"), b"not an image")]))
         .await
-        .expect_error(400, "invalid_picture");
+        .expect_error(400, "invalid_image");
     server
         .send(form(&[("prompt", None, b"\xff\xfe"), ("image", Some("a"), &file)]))
         .await

@@ -183,11 +183,11 @@ async fn jobs_are_generated_while_an_image_is_being_saved() {
     assert_eq!(server.metric("kiln_running").await, 3);
     for (i, id) in ids.iter().enumerate() {
         let job = server.wait(id).await;
-        assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
-        assert_eq!(job["pictures"][0]["seed"], (i + 1).to_string());
+        assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 1));
+        assert_eq!(job["images"][0]["seed"], (i + 1).to_string());
     }
     for (i, id) in ids.iter().enumerate().skip(1) {
-        let file = server.get(&format!("/v1/pictures/{id}-0/file")).await.ok().bytes;
+        let file = server.get(&format!("/v1/images/{id}-0/file")).await.ok().bytes;
         assert_eq!(kiln_image::from_bytes("file", &file).unwrap().pixels()[..3], [i as u8 + 1, 0, 7]);
     }
     assert_eq!((ended_jobs(&server, "done").await, server.metric("kiln_running").await), (3, 0));
@@ -252,7 +252,7 @@ async fn a_generated_job_can_be_cancelled_before_its_delivery() {
     server.delete(&format!("/v1/jobs/{late}")).await.ok();
     deliver.open();
     let job = server.wait(&late).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("cancelled"), 0));
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("cancelled"), 0));
     assert_eq!(ended_jobs(&server, "cancelled").await, 1);
 }
 
@@ -273,7 +273,7 @@ async fn later_jobs_join_a_planned_group() {
         assert_eq!(server.wait(id).await["status"], "done");
     }
     let metrics = server.get("/metrics").await.ok();
-    assert!(metrics.text().contains("kiln_batch_pictures_total{size=\"3\"} 3\n"), "{}", metrics.text());
+    assert!(metrics.text().contains("kiln_batch_images_total{size=\"3\"} 3\n"), "{}", metrics.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -288,7 +288,7 @@ async fn images_of_a_panicked_attempt_are_ignored() {
     assert_eq!(server.wait(&panic).await["error"]["code"], "panicked");
     deliver.open();
     let job = server.wait(&late).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 1));
     let generated = log.0.lock().unwrap().iter().filter(|entry| *entry == "generated late").count();
     assert_eq!(
         (generated, ended_jobs(&server, "done").await, ended_jobs(&server, "failed").await),

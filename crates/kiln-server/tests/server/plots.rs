@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::harness::TestServer;
 
 fn plot(x: Value, y: Value) -> Value {
-    json!({ "order": { "prompt": "a fox", "n": 4 }, "x": x, "y": y })
+    json!({ "request": { "prompt": "a fox", "n": 4 }, "x": x, "y": y })
 }
 
 #[tokio::test]
@@ -25,15 +25,15 @@ async fn a_plot_is_one_order_for_all_combinations() {
     let done = server.get(&format!("/v1/plots/{id}")).await.ok().json();
     let cell = |y: usize, x: usize| &done["rows"][y][x];
     assert_eq!(done["rows"].as_array().unwrap().len(), 2);
-    assert_eq!((&cell(0, 2)["order"]["steps"], &cell(0, 2)["order"]["seed"]), (&json!(3), &json!(7)));
-    assert_eq!(cell(1, 0)["pictures"][0]["seed"], "18446744073709551615");
-    assert_eq!(cell(1, 0)["pictures"].as_array().unwrap().len(), 1, "a cell is one image");
+    assert_eq!((&cell(0, 2)["request"]["steps"], &cell(0, 2)["request"]["seed"]), (&json!(3), &json!(7)));
+    assert_eq!(cell(1, 0)["images"][0]["seed"], "18446744073709551615");
+    assert_eq!(cell(1, 0)["images"].as_array().unwrap().len(), 1, "a cell is one image");
     assert_eq!(server.get("/v1/plots").await.ok().json()["data"][0]["x"]["values"], json!([1, 2, 3]));
     server.get("/v1/plots/none").await.expect_error(404, "not_found");
 
     let one_axis = plot(json!({ "field": "steps", "values": [1, 2] }), Value::Null);
     let rows = server.post("/v1/plots", one_axis).await.ok().json()["rows"].clone();
-    assert_eq!(rows[0][0]["order"]["seed"], rows[0][1]["order"]["seed"], "one seed for all cells");
+    assert_eq!(rows[0][0]["request"]["seed"], rows[0][1]["request"]["seed"], "one seed for all cells");
 }
 
 #[tokio::test]

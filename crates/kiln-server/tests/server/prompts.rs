@@ -68,7 +68,7 @@ async fn a_job_keeps_the_original_prompt() {
     let server = TestServer::new();
     let body = json!({ "prompt": "a detailed cat", "original_prompt": "a cat" });
     let job = server.post("/v1/jobs", body).await.ok().json();
-    assert_eq!(job["order"]["original_prompt"], "a cat");
+    assert_eq!(job["request"]["original_prompt"], "a cat");
     let two = json!({ "prompt": "a cat", "original_prompt": ["a", "b"] });
     server.post("/v1/jobs", two).await.expect_error(400, "invalid_value");
 }

@@ -19,7 +19,7 @@ fn open(folder: Arc<tempfile::TempDir>) -> TestServer {
 }
 
 fn prompts(queue: &Value) -> Vec<&str> {
-    queue["data"].as_array().unwrap().iter().map(|job| job["order"]["prompt"].as_str().unwrap()).collect()
+    queue["data"].as_array().unwrap().iter().map(|job| job["request"]["prompt"].as_str().unwrap()).collect()
 }
 
 #[tokio::test]
@@ -66,21 +66,21 @@ async fn wildcards_give_each_image_a_prompt_of_its_own_if_the_client_asks() {
     let server = TestServer::new();
     let request = json!({ "prompt": "a {red|blue|green|black|white} fox", "n": 4, "seed": 7 });
     let plain = server.submit(request.clone()).await;
-    assert_eq!(server.wait(&plain).await["order"]["prompt"], request["prompt"]);
+    assert_eq!(server.wait(&plain).await["request"]["prompt"], request["prompt"]);
     let job = server.post("/v1/jobs?wildcards=true", request.clone()).await.ok().json();
     let again = server.post("/v1/jobs?wildcards=true", request).await.ok().json();
-    assert_eq!(job["order"]["prompt"], again["order"]["prompt"], "the seed chooses");
+    assert_eq!(job["request"]["prompt"], again["request"]["prompt"], "the seed chooses");
     let done = server.wait(job["id"].as_str().unwrap()).await;
-    let images = done["pictures"].as_array().unwrap();
+    let images = done["images"].as_array().unwrap();
     for (i, image) in images.iter().enumerate() {
-        assert_eq!(image["prompt"], done["order"]["prompt"][i]);
+        assert_eq!(image["prompt"], done["request"]["prompt"][i]);
         assert_eq!(image["seed"], (7 + i).to_string());
         assert!(!image["prompt"].as_str().unwrap().contains('{'));
     }
     assert!(images.len() == 4 && images.iter().any(|image| image["prompt"] != images[0]["prompt"]));
     let random = json!({ "prompt": "{a|b}" });
     let job = server.post("/v1/jobs?wildcards=true", random).await.ok().json();
-    assert!(job["order"]["seed"].is_u64());
+    assert!(job["request"]["seed"].is_u64());
 }
 
 #[tokio::test]

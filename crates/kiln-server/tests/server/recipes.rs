@@ -34,7 +34,7 @@ async fn an_uploaded_image_gives_its_settings_back_in_this_servers_names() {
     let bytes = kiln_image::encode(&image, Format::Png, Some(&recipe.to_string())).unwrap();
     let input = upload(&server, bytes).await;
     let found = server.get(&format!("/v1/inputs/{input}/recipe")).await.ok().json();
-    let order = &found["order"];
+    let order = &found["request"];
     assert_eq!(
         (&order["model"], &order["prompt"], &order["height"]),
         (&json!("large"), &json!("a fox"), &json!(96))

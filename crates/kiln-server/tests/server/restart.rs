@@ -23,8 +23,8 @@ async fn queued_jobs_are_generated_after_a_restart() {
     for (seed, id) in ids.iter().enumerate() {
         let job = after.wait(id).await;
         assert_eq!(job["status"], "done");
-        assert_eq!(job["pictures"].as_array().unwrap().len(), 1);
-        assert_eq!(job["pictures"][0]["seed"], seed.to_string());
+        assert_eq!(job["images"].as_array().unwrap().len(), 1);
+        assert_eq!(job["images"][0]["seed"], seed.to_string());
     }
     assert_eq!(after.received.lock().unwrap().len(), 3);
 }
@@ -89,7 +89,7 @@ async fn jobs_that_exceed_the_grace_period_return_to_the_queue() {
     drop(before);
     let after = TestServer::open(folder, |_| {}, true);
     let job = after.wait(&id).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,7 +109,7 @@ async fn a_job_that_is_planned_at_shutdown_resumes_at_the_next_start() {
     drop(before);
     let after = TestServer::open(folder, |_| {}, true);
     let job = after.wait(&planned).await;
-    assert_eq!((&job["status"], &job["pictures"][0]["seed"]), (&json!("done"), &json!("5")));
+    assert_eq!((&job["status"], &job["images"][0]["seed"]), (&json!("done"), &json!("5")));
 }
 
 #[tokio::test]
@@ -126,8 +126,8 @@ async fn jobs_in_databases_of_earlier_versions_are_read() {
     db.execute("UPDATE jobs SET request = ? WHERE id = ?", (stored.to_string(), &id)).unwrap();
     let after = TestServer::open(folder, |_| {}, true);
     let job = after.wait(&id).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 2));
-    assert_eq!(job["order"], stored, "the request is shown as stored");
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 2));
+    assert_eq!(job["request"], stored, "the request is shown as stored");
     let request = after.received.lock().unwrap()[0].request.clone();
     assert_eq!((request.seed, request.loras[0].weight), (vec![u64::MAX], 0.5));
     assert_eq!(request.negative_prompts, ["rain"]);
@@ -141,8 +141,8 @@ async fn the_data_folder_of_an_earlier_version_is_continued() {
     drop(db);
     let server = TestServer::open(folder, |_| {}, true);
     let done = server.wait("39e188df2d1812fc2677ac91").await;
-    assert_eq!((&done["status"], &done["order"]["prompt"]), (&json!("done"), &json!("an apple")));
-    let image = &done["pictures"][0];
+    assert_eq!((&done["status"], &done["request"]["prompt"]), (&json!("done"), &json!("an apple")));
+    let image = &done["images"][0];
     assert_eq!(
         (&image["seed"], &image["bytes"], &image["favourite"]),
         (&json!("7"), &json!(2485), &json!(true))
@@ -154,7 +154,7 @@ async fn the_data_folder_of_an_earlier_version_is_continued() {
         ("6c5502d83d3d2f289ff085ed", json!(["a fox", "a hen"]), 2),
     ] {
         let job = server.wait(id).await;
-        assert_eq!((&job["status"], &job["order"]["prompt"]), (&json!("done"), &prompt));
-        assert_eq!(job["pictures"].as_array().unwrap().len(), images);
+        assert_eq!((&job["status"], &job["request"]["prompt"]), (&json!("done"), &prompt));
+        assert_eq!(job["images"].as_array().unwrap().len(), images);
     }
 }

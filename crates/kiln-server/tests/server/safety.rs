@@ -19,7 +19,7 @@ async fn without_the_key_only_public_routes_are_accessible() {
     let closed = [
         "/v1/models",
         "/v1/jobs",
-        "/v1/pictures",
+        "/v1/images",
         "/v1/loras",
         "/v1/vaes",
         "/v1/about",
@@ -84,7 +84,7 @@ async fn large_requests_are_rejected_before_and_while_they_are_read() {
 async fn images_with_too_many_pixels_are_rejected_before_they_are_decoded() {
     let server = TestServer::with(|config| config.limits.input_pixels = 10_000);
     let job = json!({ "prompt": "a", "references": [base64(&png(101, 100))] });
-    server.post("/v1/jobs", job).await.expect_error(400, "picture_too_large");
+    server.post("/v1/jobs", job).await.expect_error(400, "image_too_large");
     // A header that claims a huge size.
     let mut bomb = png(16, 16);
     bomb[16..24].copy_from_slice(&[0, 0, 0x7f, 0xff, 0, 0, 0x7f, 0xff]);
@@ -173,8 +173,8 @@ async fn wrong_paths_and_queries_are_errors_in_json() {
         "/v1/jobs?limit=many",
         "/v1/jobs/%FF",
         "/v1/jobs/%FF/events",
-        "/v1/pictures?limit=-1",
-        "/v1/pictures/%C3%28/file",
+        "/v1/images?limit=-1",
+        "/v1/images/%C3%28/file",
         "/v1/inputs/%FF",
         "/sdapi/v1/progress?skip_current_image=maybe",
     ] {

@@ -55,14 +55,14 @@ async fn many_images_of_one_client_push_out_none_of_another() {
     server.inner.close();
     drop(server);
     let server = open(&folder, 5, false);
-    let left = (count(&server, "bob", "/v1/pictures").await, count(&server, "eve", "/v1/pictures").await);
+    let left = (count(&server, "bob", "/v1/images").await, count(&server, "eve", "/v1/images").await);
     assert_eq!(left, (2, 3));
 }
 
 #[tokio::test]
 async fn many_plots_of_one_client_hide_none_of_another() {
     let server = open(&folder(), 100, false);
-    let plot = json!({ "order": { "prompt": "a" }, "x": { "field": "steps", "values": [1] } });
+    let plot = json!({ "request": { "prompt": "a" }, "x": { "field": "steps", "values": [1] } });
     server.send_as("bob", "POST", "/v1/plots", plot.clone()).await.ok();
     for _ in 0..50 {
         server.send_as("eve", "POST", "/v1/plots", plot.clone()).await.ok();

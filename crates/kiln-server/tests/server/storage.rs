@@ -26,7 +26,7 @@ async fn an_image_can_be_fetched_as_soon_as_it_is_announced() {
     let id = server.submit(json!({ "prompt": "slow", "steps": 4, "n": 3, "seed": 5 })).await;
     let announced = loop {
         let job = server.get(&format!("/v1/jobs/{id}")).await.ok().json();
-        if let Some(image) = job["pictures"].get(0) {
+        if let Some(image) = job["images"].get(0) {
             assert_eq!(job["status"], "running");
             break image.clone();
         }
@@ -35,7 +35,7 @@ async fn an_image_can_be_fetched_as_soon_as_it_is_announced() {
     server.get(announced["url"].as_str().unwrap()).await.ok();
     server.get(announced["thumbnail"].as_str().unwrap()).await.ok();
     let job = server.wait(&id).await;
-    let seeds: Vec<_> = job["pictures"].as_array().unwrap().iter().map(|p| p["seed"].clone()).collect();
+    let seeds: Vec<_> = job["images"].as_array().unwrap().iter().map(|p| p["seed"].clone()).collect();
     assert_eq!(seeds, ["5", "6", "7"], "every image has its own seed");
 }
 
@@ -114,7 +114,7 @@ async fn a_locked_database_delays_writes_alone_and_not_for_long() {
     };
     let reads = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        for path in ["/healthz", "/v1/jobs", "/v1/pictures", "/metrics", "/v1/about"] {
+        for path in ["/healthz", "/v1/jobs", "/v1/images", "/metrics", "/v1/about"] {
             server.get(path).await.ok();
         }
         server.delete(&format!("/v1/jobs/{id}")).await.ok();
@@ -138,7 +138,7 @@ async fn an_end_that_cannot_be_recorded_is_shown_and_recorded_later() {
     .unwrap();
     let id = server.submit(json!({ "prompt": "a fox" })).await;
     let job = server.wait(&id).await;
-    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
+    assert_eq!((&job["status"], job["images"].as_array().unwrap().len()), (&json!("done"), 1));
     assert_eq!(server.get("/v1/jobs").await.json()["data"][0]["status"], "done");
     let stored = || db.query_row("SELECT state FROM jobs", [], |row| row.get::<_, String>(0)).unwrap();
     assert_eq!(stored(), "running");

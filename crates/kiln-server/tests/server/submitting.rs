@@ -91,11 +91,11 @@ async fn a_stream_continues_after_the_last_event_that_a_client_saw() {
             .filter(|n| n != "progress")
             .collect::<Vec<_>>()
     };
-    assert_eq!(names(&whole), ["picture", "picture", "picture", "end"]);
+    assert_eq!(names(&whole), ["image", "image", "image", "end"]);
     // The connection broke after the first image.
     let seen = ids.iter().find(|id| id.starts_with("1-")).unwrap();
     let rest = stream(&server, &id, Some(seen)).await;
-    assert_eq!(names(&rest), ["picture", "picture", "end"]);
+    assert_eq!(names(&rest), ["image", "image", "end"]);
     assert_eq!(events(rest.text())[0].1["number"], 1);
     assert_eq!(stream(&server, &id, Some("3-end")).await.status.as_u16(), 204, "nothing more comes");
 }

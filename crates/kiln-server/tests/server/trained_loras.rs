@@ -61,9 +61,9 @@ async fn call(server: &TestServer, key: &str, method: &str, path: &str) -> TestR
 
 /// Trains a LoRA called `NAME-lora`, and returns the training's id.
 async fn train(server: &TestServer, key: &str, name: &str) -> String {
-    let picture = json!({ "image": base64(&png(16, 16)), "caption": "a fox" });
-    let order = json!({ "order": { "name": name, "steps": 2 }, "pictures": [picture] });
-    let view = server.send_as(key, "POST", "/v1/trainings", order).await.ok().json();
+    let image = json!({ "image": base64(&png(16, 16)), "caption": "a fox" });
+    let request = json!({ "request": { "name": name, "steps": 2 }, "images": [image] });
+    let view = server.send_as(key, "POST", "/v1/trainings", request).await.ok().json();
     let id = view["id"].as_str().unwrap().to_owned();
     for _ in 0..1000 {
         let view = call(server, key, "GET", &format!("/v1/trainings/{id}")).await.ok().json();
@@ -159,7 +159,7 @@ async fn loras_of_the_operator_are_never_deleted_and_only_admins_get_their_files
     assert_eq!(file.text(), "wax");
     assert!(file.headers[header::CONTENT_DISPOSITION].to_str().unwrap().contains("\"wax.safetensors\""));
     // Its path would be that of the list.
-    let picture = json!({ "image": base64(&png(16, 16)), "caption": "a fox" });
-    let order = json!({ "order": { "name": "details", "steps": 2 }, "pictures": [picture] });
-    server.send_as("bob", "POST", "/v1/trainings", order).await.expect_error(400, "invalid_value");
+    let image = json!({ "image": base64(&png(16, 16)), "caption": "a fox" });
+    let request = json!({ "request": { "name": "details", "steps": 2 }, "images": [image] });
+    server.send_as("bob", "POST", "/v1/trainings", request).await.expect_error(400, "invalid_value");
 }

@@ -19,14 +19,14 @@ fn server() -> (TestServer, FakeTrainer) {
     (server, trainer)
 }
 
-/// A training of two pictures.
-fn order(name: &str, steps: u64) -> Value {
-    let picture = |side, caption: &str| json!({ "image": base64(&png(side, side)), "caption": caption, "name": "a/b.png" });
-    json!({ "order": { "name": name, "steps": steps }, "pictures": [picture(16, "a fox"), picture(24, "a hen")] })
+/// A training of two images.
+fn request(name: &str, steps: u64) -> Value {
+    let image = |side, caption: &str| json!({ "image": base64(&png(side, side)), "caption": caption, "name": "a/b.png" });
+    json!({ "request": { "name": name, "steps": steps }, "images": [image(16, "a fox"), image(24, "a hen")] })
 }
 
 async fn start(server: &TestServer, name: &str, steps: u64) -> String {
-    let view = server.post("/v1/trainings", order(name, steps)).await.ok().json();
+    let view = server.post("/v1/trainings", request(name, steps)).await.ok().json();
     view["id"].as_str().unwrap().to_owned()
 }
 
@@ -58,7 +58,7 @@ async fn without_the_option_training_is_refused_with_the_reason() {
         let refused = server.get(path).await.expect_error(403, "training_off");
         assert!(refused.text().contains("kiln serve --train"));
     }
-    server.post("/v1/trainings", order("me", 1)).await.expect_error(403, "training_off");
+    server.post("/v1/trainings", request("me", 1)).await.expect_error(403, "training_off");
     assert_eq!(server.get("/v1/about").await.ok().json()["train"], false);
 }
 
@@ -68,19 +68,19 @@ async fn a_training_runs_to_its_lora_with_losses_samples_and_events() {
     assert_eq!(server.get("/v1/about").await.ok().json()["train"], true);
     let options = server.get("/v1/trainings/options").await.ok().json();
     assert_eq!(options["models"][0]["presets"][1]["rank"], 16);
-    let check = server.post("/v1/trainings/check", order("me", 20)).await.ok().json();
+    let check = server.post("/v1/trainings/check", request("me", 20)).await.ok().json();
     assert_eq!(
         (&check["examples"], &check["warnings"][0], &check["cost"]),
         (&json!(2), &json!("a duplicate"), &json!("rank 16"))
     );
     assert_eq!(server.get("/v1/trainings").await.ok().json()["data"], json!([]));
 
-    let response = server.post("/v1/trainings", order("me", 20)).await.ok();
+    let response = server.post("/v1/trainings", request("me", 20)).await.ok();
     let view = response.json();
     let id = view["id"].as_str().unwrap();
     assert_eq!(response.headers[header::LOCATION], format!("/v1/trainings/{id}"));
-    // What the order left out is filled in.
-    assert_eq!((&view["order"]["model"], &view["order"]["rank"]), (&json!("small-base"), &json!(16)));
+    // What the request left out is filled in.
+    assert_eq!((&view["request"]["model"], &view["request"]["rank"]), (&json!("small-base"), &json!(16)));
     let stream = server.get(&format!("/v1/trainings/{id}/events")).await.ok();
     let stream = events(stream.text());
     assert_eq!(stream.first().unwrap().0, "state");
@@ -109,7 +109,7 @@ async fn a_training_runs_to_its_lora_with_losses_samples_and_events() {
     act(&server, id, "cancel").await.expect_error(409, "wrong_state");
     act(&server, id, "resume").await.expect_error(409, "wrong_state");
     let folder = server.folder().path().join("trainings").join(id);
-    assert!(folder.join("pictures/0001-b.png").is_file() && folder.join("pictures/0002-b.txt").is_file());
+    assert!(folder.join("images/0001-b.png").is_file() && folder.join("images/0002-b.txt").is_file());
     server.delete(&format!("/v1/trainings/{id}")).await.ok();
     assert!(!folder.exists());
     server.get(&format!("/v1/trainings/{id}")).await.expect_error(404, "not_found");
@@ -262,7 +262,7 @@ async fn a_killed_training_tells_its_last_step() {
     thread.join().unwrap();
 }
 
-/// The records are those of a server whose `order` was not a `TrainRequest` yet: one that was killed while it trained, and
+/// The records are those of a server whose `request` was not a `TrainRequest` yet: one that was killed while it trained, and
 /// one with every kind of value that is written differently now.
 #[tokio::test]
 async fn records_of_an_earlier_version_are_read_and_resumed() {
@@ -281,18 +281,18 @@ async fn records_of_an_earlier_version_are_read_and_resumed() {
     let thread = server.inner.train_with(trainer.clone()).unwrap();
     let view = server.get(&format!("/v1/trainings/{}", ids[0])).await.ok().json();
     assert_eq!((&view["status"], &view["steps"]), (&json!("interrupted"), &json!(40)));
-    let order = json!({
+    let request = json!({
         "name": "me", "model": "ember-base", "trigger": "sks", "preset": "subject", "steps": 40, "rank": 4, "targets": "full",
         "resolution": [64], "learning_rate": 0.002, "save_every": 4, "sample_every": 0
     });
-    assert_eq!(view["order"], order);
+    assert_eq!(view["request"], request);
     let view = until_status(&server, &ids[1], "done").await;
-    let order = json!({
+    let request = json!({
         "name": "plain", "model": "ember-base", "preset": "full", "steps": 12, "rank": 4, "targets": "attn.to_q,attn.to_k",
         "resolution": [64], "learning_rate": 0.003, "schedule": "constant", "optimizer": "adamw8bit",
         "sigmas": [0.5, 0.9], "flip": true, "save_every": 10, "sample_every": 0
     });
-    assert_eq!(view["order"], order);
+    assert_eq!(view["request"], request);
     act(&server, &ids[0], "resume").await.ok();
     until_status(&server, &ids[0], "done").await;
     assert_eq!(trainer.events(), ["train plain from 0", "train me from 0"]);
@@ -301,13 +301,13 @@ async fn records_of_an_earlier_version_are_read_and_resumed() {
 }
 
 #[tokio::test]
-async fn wrong_orders_and_pictures_are_refused_and_leave_nothing() {
+async fn wrong_orders_and_images_are_refused_and_leave_nothing() {
     let server = TestServer::with(|config| config.limits.input_pixels = 10_000);
     server.inner.train_with(FakeTrainer::default()).unwrap();
     let with = |field: &str, value: Value| {
-        let mut order = order("me", 10);
-        order["order"][field] = value;
-        order
+        let mut request = request("me", 10);
+        request["request"][field] = value;
+        request
     };
     let refused = async |body: Value, status: u16, code: &str| {
         let response = server.post("/v1/trainings", body).await.expect_error(status, code);
@@ -348,20 +348,20 @@ async fn wrong_orders_and_pictures_are_refused_and_leave_nothing() {
     let message = refused(with("model", json!("small")), 404, "model_not_found").await;
     assert!(message.contains("available: small-base"), "{message}");
 
-    let pictures = |list: Value| json!({ "order": { "name": "me" }, "pictures": list });
-    refused(pictures(json!([])), 400, "invalid_value").await;
+    let images = |list: Value| json!({ "request": { "name": "me" }, "images": list });
+    refused(images(json!([])), 400, "invalid_value").await;
     let message =
-        refused(pictures(json!(vec![json!({ "image": "input:0" }); 10_000])), 400, "invalid_value").await;
-    assert!(message.contains("at most 1000 pictures, found 10000"), "{message}");
-    refused(pictures(json!([{ "image": "not an image" }])), 400, "invalid_picture").await;
-    refused(pictures(json!([{ "image": base64(b"GIF89a broken") }])), 400, "invalid_picture").await;
-    refused(pictures(json!([{ "image": "https://example.org/a.png" }])), 400, "invalid_picture").await;
-    refused(pictures(json!([{ "image": "input:../../etc/passwd" }])), 404, "input_not_found").await;
-    refused(pictures(json!([{ "image": base64(&png(101, 100)) }])), 400, "picture_too_large").await;
-    let picture = base64(&png(16, 16));
-    let message = refused(pictures(json!([{ "image": picture }])), 400, "unusable").await;
-    assert_eq!(message, "1 pictures have no caption");
-    refused(pictures(json!([{ "image": picture, "caption": "x".repeat(8001) }])), 400, "invalid_value").await;
+        refused(images(json!(vec![json!({ "image": "input:0" }); 10_000])), 400, "invalid_value").await;
+    assert!(message.contains("at most 1000 images, found 10000"), "{message}");
+    refused(images(json!([{ "image": "not an image" }])), 400, "invalid_image").await;
+    refused(images(json!([{ "image": base64(b"GIF89a broken") }])), 400, "invalid_image").await;
+    refused(images(json!([{ "image": "https://example.org/a.png" }])), 400, "invalid_image").await;
+    refused(images(json!([{ "image": "input:../../etc/passwd" }])), 404, "input_not_found").await;
+    refused(images(json!([{ "image": base64(&png(101, 100)) }])), 400, "image_too_large").await;
+    let image = base64(&png(16, 16));
+    let message = refused(images(json!([{ "image": image }])), 400, "unusable").await;
+    assert_eq!(message, "1 images have no caption");
+    refused(images(json!([{ "image": image, "caption": "x".repeat(8001) }])), 400, "invalid_value").await;
     let left = std::fs::read_dir(server.folder().path().join("trainings")).unwrap().count();
     assert_eq!((left, &server.get("/v1/trainings").await.ok().json()["data"]), (0, &json!([])));
 }
@@ -377,11 +377,11 @@ async fn keys_see_their_own_trainings_within_their_quotas() {
     };
     let get = async |name: &str, path: &str| call(name, "GET", path, json!({})).await;
     get("eve", "/v1/trainings").await.expect_error(403, "training_not_allowed");
-    call("eve", "POST", "/v1/trainings", order("me", 5)).await.expect_error(403, "training_not_allowed");
+    call("eve", "POST", "/v1/trainings", request("me", 5)).await.expect_error(403, "training_not_allowed");
     for (name, may) in [("ada", true), ("bob", true), ("eve", false)] {
         assert_eq!(get(name, "/v1/about").await.ok().json()["train"], may);
     }
-    let view = call("bob", "POST", "/v1/trainings", order("slow", 500)).await.ok().json();
+    let view = call("bob", "POST", "/v1/trainings", request("slow", 500)).await.ok().json();
     let path = format!("/v1/trainings/{}", view["id"].as_str().unwrap());
     for (method, action) in [
         ("GET", ""),
@@ -395,21 +395,21 @@ async fn keys_see_their_own_trainings_within_their_quotas() {
     }
     assert_eq!(get("mia", "/v1/trainings").await.ok().json()["data"], json!([]));
     assert_eq!(get("ada", "/v1/trainings").await.ok().json()["data"].as_array().unwrap().len(), 1);
-    // Another client's upload is not a picture to train on.
+    // Another client's upload is not an image to train on.
     let upload = Request::post("/v1/inputs").header(header::HOST, "localhost");
     let upload =
         upload.header(header::AUTHORIZATION, "Bearer key-bob").body(Body::from(png(32, 32))).unwrap();
     let input = server.send(upload).await.ok().json()["id"].clone();
-    let stolen = json!({ "order": { "name": "me", "trigger": "x" }, "pictures": [{ "image": input }] });
+    let stolen = json!({ "request": { "name": "me", "trigger": "x" }, "images": [{ "image": input }] });
     call("mia", "POST", "/v1/trainings", stolen.clone()).await.expect_error(404, "input_not_found");
-    call("mia", "POST", "/v1/trainings", order("one", 500)).await.ok();
-    call("mia", "POST", "/v1/trainings", order("two", 5)).await.expect_error(429, "trainings_full");
+    call("mia", "POST", "/v1/trainings", request("one", 500)).await.ok();
+    call("mia", "POST", "/v1/trainings", request("two", 5)).await.expect_error(429, "trainings_full");
     let own = get("mia", "/v1/trainings").await.ok().json()["data"][0]["id"].as_str().unwrap().to_owned();
     call("mia", "POST", &format!("/v1/trainings/{own}/cancel"), json!({})).await.ok();
-    call("mia", "POST", "/v1/trainings", order("two", 500)).await.ok();
+    call("mia", "POST", "/v1/trainings", request("two", 500)).await.ok();
     let resumed = call("mia", "POST", &format!("/v1/trainings/{own}/resume"), json!({})).await;
     resumed.expect_error(429, "trainings_full");
-    // The pictures of trainings count.
+    // The images of trainings count.
     let mut state = 1_u32;
     let mut random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -421,7 +421,7 @@ async fn keys_see_their_own_trainings_within_their_quotas() {
             .unwrap();
     assert!(noise.len() > 2048);
     let large =
-        json!({ "order": { "name": "me", "trigger": "x" }, "pictures": [{ "image": base64(&noise) }] });
+        json!({ "request": { "name": "me", "trigger": "x" }, "images": [{ "image": base64(&noise) }] });
     call("bob", "POST", "/v1/trainings", large).await.expect_error(413, "inputs_full");
     call("ada", "POST", &format!("{path}/cancel"), json!({})).await.ok();
 }
@@ -445,7 +445,7 @@ async fn samples_are_not_shown_where_images_are_checked() {
         config.check = Some(kiln_filters::ImageCheck::new("true", Duration::from_secs(2)).unwrap())
     });
     server.inner.train_with(FakeTrainer::default()).unwrap();
-    let view = server.post("/v1/trainings", order("me", 5)).await.ok().json();
-    assert_eq!(view["order"]["sample_every"], 0);
+    let view = server.post("/v1/trainings", request("me", 5)).await.ok().json();
+    assert_eq!(view["request"]["sample_every"], 0);
     assert!(view["check"]["warnings"][1].as_str().unwrap().contains("no samples"), "{view}");
 }

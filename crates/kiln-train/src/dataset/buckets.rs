@@ -1,4 +1,4 @@
-//! Sizes that pictures are resized to: about as many pixels as a square of the resolution, in the picture's own shape.
+//! Sizes that images are resized to: about as many pixels as a square of the resolution, in the image's own shape.
 
 use kiln_family::FAMILIES;
 use kiln_image::{Filter, RgbImage, resize};
@@ -6,13 +6,13 @@ use kiln_image::{Filter, RgbImage, resize};
 /// Width and height in pixels, whole tokens of every family.
 pub type Bucket = [u32; 2];
 
-/// Largest ratio of the sides of a bucket: pictures beyond it are cropped.
+/// Largest ratio of the sides of a bucket: images beyond it are cropped.
 const MAX_RATIO: f64 = 3.0;
 
 /// Sides differ by a sixteenth of the resolution between buckets, so that there are few sizes.
 const STEPS: u32 = 16;
 
-/// Returns the size for a picture of this width and height at a resolution, which is the side of a square.
+/// Returns the size for an image of this width and height at a resolution, which is the side of a square.
 pub fn bucket([width, height]: [u32; 2], resolution: u32) -> Bucket {
     let ratio = (f64::from(width) / f64::from(height)).clamp(1.0 / MAX_RATIO, MAX_RATIO);
     // All are powers of two.
@@ -24,7 +24,7 @@ pub fn bucket([width, height]: [u32; 2], resolution: u32) -> Bucket {
     [side(resolution * ratio.sqrt()), side(resolution / ratio.sqrt())]
 }
 
-/// Scales a picture with Lanczos until it covers the bucket, and cuts off what is beyond, equally on both sides.
+/// Scales an image with Lanczos until it covers the bucket, and cuts off what is beyond, equally on both sides.
 pub(crate) fn fit(image: &RgbImage, [width, height]: Bucket) -> RgbImage {
     let scale = |to: u32, from: u32| f64::from(to) / f64::from(from);
     let factor = scale(width, image.width()).max(scale(height, image.height()));
@@ -34,7 +34,7 @@ pub(crate) fn fit(image: &RgbImage, [width, height]: Bucket) -> RgbImage {
     image.crop(i64::from((to_width - width) / 2), i64::from((to_height - height) / 2), width, height)
 }
 
-/// Mirrors a picture, left to right.
+/// Mirrors an image, left to right.
 pub(crate) fn flip(image: &RgbImage) -> RgbImage {
     let mut flipped = image.clone();
     for y in 0..image.height() {
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_cut_to_its_bucket_around_the_centre() {
+    fn an_image_is_cut_to_its_bucket_around_the_centre() {
         // Black, with a white stripe in the middle that remains, and red edges that don't.
         let pixel = |x: u32| if x == 0 || x == 7 { [255, 0, 0] } else { [255; 3] };
         let pixels = (0..4).flat_map(|_| (0..8).flat_map(pixel)).collect();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn flipping_twice_is_the_picture_itself() {
+    fn flipping_twice_is_the_image_itself() {
         let image = RgbImage::new(3, 1, vec![1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
         assert_eq!(flip(&image).pixels(), [7, 8, 9, 4, 5, 6, 1, 2, 3]);
         assert_eq!(flip(&flip(&image)), image);

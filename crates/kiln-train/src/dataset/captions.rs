@@ -1,4 +1,4 @@
-//! The text that a picture is learned with.
+//! The text that an image is learned with.
 
 /// How captions are changed.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,4 +1,4 @@
-//! From listed items to what is trained on: checked pictures at the sizes of their buckets.
+//! From listed items to what is trained on: checked images at the sizes of their buckets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use sha2::{Digest, Sha256};
 
 use super::buckets::{Bucket, bucket};
 use super::captions::{CaptionOptions, caption};
-use super::inspect::{Picture, inspect};
+use super::inspect::{ImageFile, inspect};
 use super::items::{Item, Listing};
 use super::name_some;
 use crate::cache::Cache;
 use crate::{Error, Result};
 
-/// A picture is enlarged by at most this factor for a resolution that it does not have.
+/// An image is enlarged by at most this factor for a resolution that it does not have.
 const MAX_ENLARGEMENT: f64 = 1.1;
 
 /// How a listing is trained on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataOptions {
-    /// Sides of the squares that give the number of pixels; a picture is used at each that it is large enough for.
+    /// Sides of the squares that give the number of pixels; an image is used at each that it is large enough for.
     pub resolutions: Vec<u32>,
     /// The word or phrase that stands for what is learned.
     pub trigger: Option<String>,
@@ -32,16 +32,16 @@ pub struct DataOptions {
     pub reference_dropout: f32,
     /// Whether half of the examples are mirrored.
     pub flip: bool,
-    /// How often each picture counts, times its own repeats.
+    /// How often each image counts, times its own repeats.
     pub repeats: usize,
-    /// Whether pictures without a caption are learned without one.
+    /// Whether images without a caption are learned without one.
     pub allow_empty_captions: bool,
-    /// Whether broken and tiny pictures are left out.
+    /// Whether broken and tiny images are left out.
     pub skip_bad: bool,
 }
 
 impl DataOptions {
-    /// The defaults for a model; one that was trained on small pictures gets its own size as the resolution.
+    /// The defaults for a model; one that was trained on small images gets its own size as the resolution.
     pub fn for_model(model: &Model) -> DataOptions {
         let resolutions = model.trained_sides().map(|_| vec![model.default_size as u32]);
         let defaults = DataOptions::default();
@@ -64,35 +64,35 @@ impl Default for DataOptions {
     }
 }
 
-/// A picture as it is encoded.
+/// An image as it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PictureUse {
+pub struct ImageUse {
     /// Its file.
     pub path: PathBuf,
     /// SHA-256 of its bytes.
     pub hash: String,
     /// What it is resized to.
-    pub size: PictureSize,
+    pub size: ImageSize,
 }
 
-/// How a picture is resized.
+/// How an image is resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PictureSize {
-    /// A picture to learn: it covers the bucket and is cropped.
+pub enum ImageSize {
+    /// An image to learn: it covers the bucket and is cropped.
     Bucket(Bucket),
     /// A reference: prepared as for editing, with at most the pixels of a square of this side.
     Reference(u32),
 }
 
-/// One example: a picture at one size, with its text and references.
+/// One example: an image at one size, with its text and references.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// The picture to learn.
-    pub image: PictureUse,
+    /// The image to learn.
+    pub image: ImageUse,
     /// Its caption; empty if there is none.
     pub caption: String,
     /// What an edit starts from.
-    pub references: Vec<PictureUse>,
+    pub references: Vec<ImageUse>,
     /// How often it counts.
     pub repeats: usize,
 }
@@ -104,12 +104,12 @@ pub struct Dataset {
     pub entries: Vec<Entry>,
     /// How they are used.
     pub options: DataOptions,
-    /// What the user should know: duplicates, ignored files, pictures that were left out.
+    /// What the user should know: duplicates, ignored files, images that were left out.
     pub notes: Vec<String>,
 }
 
 impl Dataset {
-    /// Checks the pictures and captions of a listing and sizes them. The cache remembers which pictures are whole, so that
+    /// Checks the images and captions of a listing and sizes them. The cache remembers which images are whole, so that
     /// they are decoded once.
     pub fn new(listing: Listing, options: DataOptions, cache: &Cache) -> Result<Dataset> {
         let Listing { mut items, ignored } = listing;
@@ -119,29 +119,29 @@ impl Dataset {
             notes.push(format!("{} other files are not used: {names}", ignored.len()));
         }
         let smallest = options.resolutions.iter().copied().min().unwrap_or(1);
-        let (pictures, problems) = inspect(&items, smallest / 2, &|hash| cache.known_size(hash));
-        for Picture { hash, size } in pictures.values() {
+        let (images, problems) = inspect(&items, smallest / 2, &|hash| cache.known_size(hash));
+        for ImageFile { hash, size } in images.values() {
             cache.remember_size(hash, *size)?;
         }
         if !problems.is_empty() {
             let shown = problems.iter().take(5).map(|p| format!("`{}`: {}", p.path.display(), p.what));
             let shown = shown.collect::<Vec<_>>().join("\n");
-            let what = format!("{} of the pictures can't be used\n{shown}", problems.len());
+            let what = format!("{} of the images can't be used\n{shown}", problems.len());
             if !options.skip_bad {
                 let hint = hint!["repair or remove them"; "leave them out with ", Field::SkipBad.on()];
                 return Err(Error::data(what).with_hint(hint));
             }
             items.retain(|item| {
-                std::iter::once(&item.image).chain(&item.references).all(|path| pictures.contains_key(path))
+                std::iter::once(&item.image).chain(&item.references).all(|path| images.contains_key(path))
             });
             notes.push(format!("{what}\nthey are left out"));
             if items.is_empty() {
-                return Err(Error::data("no picture is left").with_hint("see the notes above"));
+                return Err(Error::data("no image is left").with_hint("see the notes above"));
             }
         }
         check_captions(&items, &options)?;
-        notes.extend(duplicates(&items, &pictures));
-        let entries = items.iter().flat_map(|item| expand(item, &pictures, &options)).collect();
+        notes.extend(duplicates(&items, &images));
+        let entries = items.iter().flat_map(|item| expand(item, &images, &options)).collect();
         Ok(Dataset { entries, options, notes })
     }
 
@@ -160,18 +160,18 @@ impl Dataset {
         for entry in &self.entries {
             add(&format!("{:?} {} {}", entry.image.size, entry.image.hash, entry.repeats));
             add(&entry.caption);
-            entry.references.iter().for_each(|picture| add(&format!("{:?} {}", picture.size, picture.hash)));
+            entry.references.iter().for_each(|image| add(&format!("{:?} {}", image.size, image.hash)));
         }
         let DataOptions { caption_dropout, reference_dropout, flip, .. } = &self.options;
         add(&format!("{caption_dropout} {reference_dropout} {flip}"));
         hex(hash.finalize())
     }
 
-    /// Returns the sizes of the pictures, and the number of examples of each.
+    /// Returns the sizes of the images, and the number of examples of each.
     pub fn sizes(&self) -> BTreeMap<Bucket, usize> {
         let mut sizes = BTreeMap::new();
         for entry in &self.entries {
-            if let PictureSize::Bucket(size) = entry.image.size {
+            if let ImageSize::Bucket(size) = entry.image.size {
                 *sizes.entry(size).or_default() += entry.repeats;
             }
         }
@@ -190,7 +190,7 @@ impl Dataset {
     }
 }
 
-/// Rejects pictures without a caption, unless there is a trigger.
+/// Rejects images without a caption, unless there is a trigger.
 fn check_captions(items: &[Item], options: &DataOptions) -> Result<()> {
     if options.trigger.is_some() || options.allow_empty_captions {
         return Ok(());
@@ -200,8 +200,7 @@ fn check_captions(items: &[Item], options: &DataOptions) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let what =
-        format!("{} of {} pictures have no caption: {}", missing.len(), items.len(), name_some(missing));
+    let what = format!("{} of {} images have no caption: {}", missing.len(), items.len(), name_some(missing));
     Err(Error::data(what).with_hint(hint![
         "write what each shows into a .txt file of the same name";
         "give one word for all with ", Field::Trigger;
@@ -209,40 +208,40 @@ fn check_captions(items: &[Item], options: &DataOptions) -> Result<()> {
     ]))
 }
 
-/// Notes about pictures to learn that are the same file.
-fn duplicates(items: &[Item], pictures: &BTreeMap<PathBuf, Picture>) -> Vec<String> {
+/// Notes about images to learn that are the same file.
+fn duplicates(items: &[Item], images: &BTreeMap<PathBuf, ImageFile>) -> Vec<String> {
     let mut by_hash: BTreeMap<&str, BTreeSet<&Path>> = BTreeMap::new();
     for item in items {
-        if let Some(picture) = pictures.get(&item.image) {
-            by_hash.entry(&picture.hash).or_default().insert(&item.image);
+        if let Some(image) = images.get(&item.image) {
+            by_hash.entry(&image.hash).or_default().insert(&item.image);
         }
     }
     let same = by_hash.into_values().filter(|paths| paths.len() > 1);
-    same.map(|paths| format!("these are the same picture, which counts more for it: {}", name_some(paths)))
+    same.map(|paths| format!("these are the same image, which counts more for it: {}", name_some(paths)))
         .collect()
 }
 
-/// The examples of an item: one for each resolution that its picture is large enough for, at least the smallest.
-fn expand(item: &Item, pictures: &BTreeMap<PathBuf, Picture>, options: &DataOptions) -> Vec<Entry> {
-    let Some(picture) = pictures.get(&item.image) else { return Vec::new() };
+/// The examples of an item: one for each resolution that its image is large enough for, at least the smallest.
+fn expand(item: &Item, images: &BTreeMap<PathBuf, ImageFile>, options: &DataOptions) -> Vec<Entry> {
+    let Some(image) = images.get(&item.image) else { return Vec::new() };
     let mut resolutions = options.resolutions.clone();
     resolutions.sort_unstable();
     resolutions.dedup();
-    let [width, height] = picture.size.map(f64::from);
+    let [width, height] = image.size.map(f64::from);
     let side = (width * height).sqrt();
     let fitting = |resolution: &u32| f64::from(*resolution) <= side * MAX_ENLARGEMENT;
     let count = resolutions.iter().filter(|resolution| fitting(resolution)).count().max(1);
     let text = caption(item.caption.as_deref(), &CaptionOptions { trigger: options.trigger.clone() });
     let entry = |&resolution: &u32| {
         let reference = |path: &PathBuf| {
-            let hash = pictures.get(path)?.hash.clone();
-            Some(PictureUse { path: path.clone(), hash, size: PictureSize::Reference(resolution) })
+            let hash = images.get(path)?.hash.clone();
+            Some(ImageUse { path: path.clone(), hash, size: ImageSize::Reference(resolution) })
         };
         Entry {
-            image: PictureUse {
+            image: ImageUse {
                 path: item.image.clone(),
-                hash: picture.hash.clone(),
-                size: PictureSize::Bucket(bucket(picture.size, resolution)),
+                hash: image.hash.clone(),
+                size: ImageSize::Bucket(bucket(image.size, resolution)),
             },
             caption: text.clone().unwrap_or_default(),
             references: item.references.iter().filter_map(reference).collect(),
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_used_at_each_resolution_that_it_has() {
+    fn an_image_is_used_at_each_resolution_that_it_has() {
         let folder = tempfile::tempdir().unwrap();
         let items = vec![
             Item::new(save(folder.path(), "a.png", 128), Some("a".into())),
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_captions_bad_pictures_and_duplicates_are_told() {
+    fn missing_captions_bad_images_and_duplicates_are_told() {
         let folder = tempfile::tempdir().unwrap();
         let bad = folder.path().join("c.png");
         std::fs::write(&bad, "x").unwrap();
@@ -290,14 +289,14 @@ mod tests {
         let items = vec![Item::new(a, None), Item::new(b, None), Item::new(bad, None)];
         let options = DataOptions { resolutions: vec![64], ..DataOptions::default() };
         let message = dataset(items.clone(), options.clone()).unwrap_err().to_string();
-        assert!(message.contains("1 of the pictures") && message.contains("c.png"), "{message}");
+        assert!(message.contains("1 of the images") && message.contains("c.png"), "{message}");
         let options = DataOptions { skip_bad: true, ..options };
         let message = dataset(items.clone(), options.clone()).unwrap_err().to_string();
-        assert!(message.contains("2 of 2 pictures have no caption"), "{message}");
+        assert!(message.contains("2 of 2 images have no caption"), "{message}");
         let options = DataOptions { trigger: Some("sks".into()), ..options };
         let data = dataset(items, options).unwrap();
         assert_eq!(data.entries.iter().map(|entry| entry.caption.as_str()).collect::<Vec<_>>(), ["sks"; 2]);
-        assert!(data.notes.iter().any(|note| note.contains("the same picture")), "{:?}", data.notes);
+        assert!(data.notes.iter().any(|note| note.contains("the same image")), "{:?}", data.notes);
         assert!(data.notes.iter().any(|note| note.contains("left out")), "{:?}", data.notes);
     }
 

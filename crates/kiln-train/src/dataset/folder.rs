@@ -1,17 +1,17 @@
-//! Folders of pictures: captions beside them, `before/` and `after/` for edits, `10_name/` for repeats.
+//! Folders of images: captions beside them, `before/` and `after/` for edits, `10_name/` for repeats.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::items::{Item, Listing};
-use super::{CAPTIONS, PICTURES, has_extension, name_some, table};
+use super::{CAPTIONS, IMAGES, has_extension, name_some, table};
 use crate::{Error, Result};
 
 /// Files that operating systems leave in folders.
 const SYSTEM_FILES: [&str; 3] = ["thumbs.db", "desktop.ini", "ehthumbs.db"];
 
-/// Lists what is to be learned from a folder of pictures, a JSONL file or a CSV file.
+/// Lists what is to be learned from a folder of images, a JSONL file or a CSV file.
 pub fn list(path: &Path) -> Result<Listing> {
     let metadata = fs::metadata(path).map_err(Error::io("read", path))?;
     let listing = match (metadata.is_dir(), path.extension().and_then(|e| e.to_str())) {
@@ -20,7 +20,7 @@ pub fn list(path: &Path) -> Result<Listing> {
         (false, Some("csv")) => table::read_csv(path)?,
         (false, _) => {
             let what = format!("`{}` is not a folder, a .jsonl or a .csv file", path.display());
-            return Err(Error::data(what).with_hint("name the folder with the pictures"));
+            return Err(Error::data(what).with_hint("name the folder with the images"));
         }
     };
     if !listing.items.is_empty() {
@@ -30,8 +30,8 @@ pub fn list(path: &Path) -> Result<Listing> {
         [] => "it is empty".to_owned(),
         files => format!("it has {}", name_some(files.iter().map(PathBuf::as_path))),
     };
-    Err(Error::data(format!("there are no pictures in `{}`: {found}", path.display())).with_hint(
-        "pictures are .png, .jpg, .webp, .gif, .bmp and .tif files, captions .txt files of the same name",
+    Err(Error::data(format!("there are no images in `{}`: {found}", path.display())).with_hint(
+        "images are .png, .jpg, .webp, .gif, .bmp and .tif files, captions .txt files of the same name",
     ))
 }
 
@@ -52,11 +52,11 @@ fn list_folder(folder: &Path) -> Result<Listing> {
         (Some(after), [_, ..]) => return list_pairs(after, &befores),
         (Some(after), []) => {
             let what = format!("`{}` has no folder `before` beside it", after.display());
-            return Err(Error::data(what).with_hint("for edits, put the pictures to start from into before/"));
+            return Err(Error::data(what).with_hint("for edits, put the images to start from into before/"));
         }
         (None, [before, ..]) => {
             let what = format!("`{}` has no folder `after` beside it", before.display());
-            return Err(Error::data(what).with_hint("for edits, put the edited pictures into after/"));
+            return Err(Error::data(what).with_hint("for edits, put the edited images into after/"));
         }
         (None, []) => {}
     }
@@ -85,8 +85,8 @@ fn repeats_of(folder: &Path) -> Option<usize> {
 /// The files of a folder, by what they are.
 #[derive(Default)]
 struct Entries {
-    pictures: Vec<PathBuf>,
-    /// Caption files by the path of their picture without the extension.
+    images: Vec<PathBuf>,
+    /// Caption files by the path of their image without the extension.
     captions: BTreeMap<PathBuf, PathBuf>,
     folders: Vec<PathBuf>,
     others: Vec<PathBuf>,
@@ -107,8 +107,8 @@ impl Entries {
             }
             if path.is_dir() {
                 entries.folders.push(path);
-            } else if has_extension(&path, &PICTURES) {
-                entries.pictures.push(path);
+            } else if has_extension(&path, &IMAGES) {
+                entries.images.push(path);
             } else if has_extension(&path, &CAPTIONS) {
                 entries.captions.insert(path.with_extension(""), path);
             } else {
@@ -118,22 +118,22 @@ impl Entries {
         Ok(entries)
     }
 
-    /// The pictures with the captions beside them.
+    /// The images with the captions beside them.
     fn listing(&self, repeats: usize) -> Result<Listing> {
         let mut captions = self.captions.clone();
-        let mut items = Vec::with_capacity(self.pictures.len());
-        for picture in &self.pictures {
-            let caption = self.captions.get(&picture.with_extension("")).map(|path| read_caption(path));
-            captions.remove(&picture.with_extension(""));
-            items.push(Item { repeats, ..Item::new(picture.clone(), caption.transpose()?.flatten()) });
+        let mut items = Vec::with_capacity(self.images.len());
+        for image in &self.images {
+            let caption = self.captions.get(&image.with_extension("")).map(|path| read_caption(path));
+            captions.remove(&image.with_extension(""));
+            items.push(Item { repeats, ..Item::new(image.clone(), caption.transpose()?.flatten()) });
         }
         let ignored = self.others.iter().cloned().chain(captions.into_values()).collect();
         Ok(Listing { items, ignored })
     }
 
-    /// The picture whose name is `stem` with any extension.
-    fn picture(&self, stem: &Path) -> Option<&PathBuf> {
-        self.pictures.iter().find(|path| path.file_stem() == Some(stem.as_os_str()))
+    /// The image whose name is `stem` with any extension.
+    fn image(&self, stem: &Path) -> Option<&PathBuf> {
+        self.images.iter().find(|path| path.file_stem() == Some(stem.as_os_str()))
     }
 
     fn caption(&self, stem: &Path) -> Result<Option<String>> {
@@ -154,7 +154,7 @@ fn read_caption(path: &Path) -> Result<Option<String>> {
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-/// The pictures in `after/` with those of the same name in `before/`, `before1/`, …, and the instruction beside any of them.
+/// The images in `after/` with those of the same name in `before/`, `before1/`, …, and the instruction beside any of them.
 fn list_pairs(after: &Path, befores: &[&Path]) -> Result<Listing> {
     let mut befores: Vec<(&Path, Entries)> =
         befores.iter().map(|folder| Ok((*folder, Entries::read(folder)?))).collect::<Result<_>>()?;
@@ -165,16 +165,16 @@ fn list_pairs(after: &Path, befores: &[&Path]) -> Result<Listing> {
     befores.sort_by_key(|(path, _)| number(path));
     let above = Entries::read(after.parent().unwrap_or(Path::new(".")))?;
     let after = Entries::read(after)?;
-    let mut items = Vec::with_capacity(after.pictures.len());
-    for picture in &after.pictures {
-        let stem = Path::new(picture.file_stem().unwrap_or_default());
+    let mut items = Vec::with_capacity(after.images.len());
+    for image in &after.images {
+        let stem = Path::new(image.file_stem().unwrap_or_default());
         let mut references = Vec::with_capacity(befores.len());
         for (folder, entries) in &befores {
-            references.push(entries.picture(stem).cloned().ok_or_else(|| {
+            references.push(entries.image(stem).cloned().ok_or_else(|| {
                 let what =
-                    format!("`{}` has no picture of this name in `{}`", picture.display(), folder.display());
+                    format!("`{}` has no image of this name in `{}`", image.display(), folder.display());
                 Error::data(what)
-                    .with_hint("an edit is a picture in after/ and one of the same name in before/")
+                    .with_hint("an edit is an image in after/ and one of the same name in before/")
             })?);
         }
         let mut caption = after.caption(stem)?;
@@ -184,13 +184,13 @@ fn list_pairs(after: &Path, befores: &[&Path]) -> Result<Listing> {
                 found => found,
             };
         }
-        items.push(Item { references, ..Item::new(picture.clone(), caption) });
+        items.push(Item { references, ..Item::new(image.clone(), caption) });
     }
     let alone = befores[0]
         .1
-        .pictures
+        .images
         .iter()
-        .filter(|path| path.file_stem().is_some_and(|stem| after.picture(Path::new(stem)).is_none()));
+        .filter(|path| path.file_stem().is_some_and(|stem| after.image(Path::new(stem)).is_none()));
     let ignored = alone.chain(&after.others).chain(befores.iter().flat_map(|(_, entries)| &entries.others));
     Ok(Listing { items, ignored: ignored.cloned().collect() })
 }
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn captions_stand_beside_pictures_and_junk_is_listed() {
+    fn captions_stand_beside_images_and_junk_is_listed() {
         let files = [
             ("b.JPG", ""),
             ("a.png", ""),
             ("a.txt", "\u{feff} a red\n fox "),
             (".DS_Store", ""),
             ("notes.md", ""),
-            ("c.txt", "no picture"),
+            ("c.txt", "no image"),
             ("3_more/d.webp", ""),
         ];
         let folder = folder(&files);
@@ -260,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_the_folder_comes_before_its_pictures() {
+    fn a_list_in_the_folder_comes_before_its_images() {
         let folder = folder(&[("a.png", ""), ("b.png", ""), ("metadata.csv", "file_name,text\nb.png,bee")]);
         let items = list(folder.path()).unwrap().items;
         assert_eq!(items, [Item::new(folder.path().join("b.png"), Some("bee".into()))]);
     }
 
     #[test]
-    fn folders_without_pictures_and_pairs_without_a_partner_are_errors() {
+    fn folders_without_images_and_pairs_without_a_partner_are_errors() {
         assert!(message(&[]).contains("it is empty"));
         assert!(message(&[("a.zip", ""), ("b.txt", "x")]).contains("a.zip"));
         assert!(message(&[("after/1.png", "")]).contains("no folder `before`"));

@@ -1,4 +1,4 @@
-//! Reads every picture once: its hash and size, and what is wrong with it.
+//! Reads every image once: its hash and size, and what is wrong with it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,38 +12,38 @@ use sha2::{Digest, Sha256};
 
 use super::items::Item;
 
-/// Largest ratio of the sides of a picture.
+/// Largest ratio of the sides of an image.
 const MAX_RATIO: u32 = 8;
 
 /// Bytes of memory that decoders hold together: a small file may have many pixels, and there may be many processors.
 const DECODING: u64 = 1 << 30;
 
-/// A picture's file.
+/// An image's file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Picture {
+pub struct ImageFile {
     /// SHA-256 of its bytes, in hex.
     pub hash: String,
     /// Width and height in pixels, as shown: a photo's orientation is applied.
     pub size: [u32; 2],
 }
 
-/// Why a picture can't be used.
+/// Why an image can't be used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// The picture.
+    /// The image.
     pub path: PathBuf,
     /// What is wrong with it.
     pub what: String,
 }
 
-/// Reads the pictures of these items and their references, each file once. `min_side` is the side of the smallest square
-/// whose pixels a picture to learn must have. `known_size` returns the size of a picture that was decoded before, by its
+/// Reads the images of these items and their references, each file once. `min_side` is the side of the smallest square
+/// whose pixels an image to learn must have. `known_size` returns the size of an image that was decoded before, by its
 /// hash; others are decoded.
 pub fn inspect(
     items: &[Item],
     min_side: u32,
     known_size: &(dyn Fn(&str) -> Option<[u32; 2]> + Sync),
-) -> (BTreeMap<PathBuf, Picture>, Vec<Problem>) {
+) -> (BTreeMap<PathBuf, ImageFile>, Vec<Problem>) {
     let mut roles: BTreeMap<&Path, bool> = BTreeMap::new();
     for item in items {
         *roles.entry(&item.image).or_default() = true;
@@ -56,16 +56,16 @@ pub fn inspect(
         while let Some((path, is_learned)) = roles.get(next.fetch_add(1, Relaxed)) {
             let min = if *is_learned { min_side } else { 0 };
             match read(path, min, known_size, &memory) {
-                Ok(picture) => _ = lock(&found).0.insert(path.to_path_buf(), picture),
+                Ok(image) => _ = lock(&found).0.insert(path.to_path_buf(), image),
                 Err(what) => lock(&found).1.push(Problem { path: path.to_path_buf(), what }),
             }
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(roles.len());
     std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(work)));
-    let (pictures, mut problems) = found.into_inner().unwrap_or_default();
+    let (images, mut problems) = found.into_inner().unwrap_or_default();
     problems.sort_by(|a, b| a.path.cmp(&b.path));
-    (pictures, problems)
+    (images, problems)
 }
 
 fn read(
@@ -73,7 +73,7 @@ fn read(
     min_side: u32,
     known_size: &dyn Fn(&str) -> Option<[u32; 2]>,
     memory: &DecodingMemory,
-) -> Result<Picture, String> {
+) -> Result<ImageFile, String> {
     let name = path.display().to_string();
     let bytes = read_bytes(path).map_err(|error| format!("it can't be read: {error}"))?;
     let hash = hex(Sha256::digest(&bytes));
@@ -92,7 +92,7 @@ fn read(
     if width.max(height) > MAX_RATIO * width.min(height) {
         return Err(format!("it has {width}x{height} pixels, a ratio of more than {MAX_RATIO}:1"));
     }
-    Ok(Picture { hash, size })
+    Ok(ImageFile { hash, size })
 }
 
 /// The memory that decoders may hold together.
@@ -135,7 +135,7 @@ mod tests {
     use kiln_image::{Format, RgbImage, encode};
 
     #[test]
-    fn large_pictures_are_decoded_one_after_the_other() {
+    fn large_images_are_decoded_one_after_the_other() {
         let (memory, decoders, most) = (DecodingMemory::new(10), AtomicUsize::new(0), AtomicUsize::new(0));
         let decode = || {
             most.fetch_max(decoders.fetch_add(1, Relaxed) + 1, Relaxed);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_tiny_and_missing_pictures_are_named() {
+    fn broken_tiny_and_missing_images_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let save = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);
@@ -169,10 +169,10 @@ mod tests {
             save("e.png", &png(900, 64)),
             Item { references: vec![folder.path().join("none.png")], ..save("f.png", &whole) },
         ];
-        let (pictures, problems) = inspect(&items, 32, &|_| None);
-        let names: Vec<_> = pictures.keys().map(|p| p.file_name().unwrap().to_str().unwrap()).collect();
+        let (images, problems) = inspect(&items, 32, &|_| None);
+        let names: Vec<_> = images.keys().map(|p| p.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(names, ["a.png", "f.png"]);
-        let same: Vec<_> = pictures.values().collect();
+        let same: Vec<_> = images.values().collect();
         assert_eq!((same[0], same[0].size), (same[1], [64, 64]));
         let reasons: Vec<_> = problems.iter().map(|problem| problem.what.as_str()).collect();
         for (reason, expected) in reasons.iter().zip([
@@ -184,7 +184,7 @@ mod tests {
         ]) {
             assert!(reason.contains(expected), "{reason}");
         }
-        // A picture that was decoded before is not decoded again.
+        // An image that was decoded before is not decoded again.
         assert_eq!(inspect(&items[1..2], 32, &|_| Some([64; 2])).1, []);
     }
 }

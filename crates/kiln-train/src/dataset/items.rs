@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-/// One picture to learn.
+/// One image to learn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// The picture.
+    /// The image.
     pub image: PathBuf,
     /// Its caption, or the instruction of an edit; `None` if there is none.
     pub caption: Option<String>,
-    /// The pictures that an edit starts from, in order.
+    /// The images that an edit starts from, in order.
     pub references: Vec<PathBuf>,
     /// How often it counts.
     pub repeats: usize,
@@ -27,6 +27,6 @@ impl Item {
 pub struct Listing {
     /// The items, in the order of their names or of the list.
     pub items: Vec<Item>,
-    /// Files that are neither pictures nor captions, and captions without a picture.
+    /// Files that are neither images nor captions, and captions without an image.
     pub ignored: Vec<PathBuf>,
 }

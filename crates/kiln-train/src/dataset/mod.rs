@@ -1,8 +1,8 @@
-//! What to train on: pictures with captions, or pairs for editing.
+//! What to train on: images with captions, or pairs for editing.
 //!
 //! ```text
-//! folder, JSONL or CSV ──list──▶ Item (image, caption, references) ──inspect──▶ Picture (hash, size), problems
-//!     ──expand──▶ Entry: a picture at a bucket's size, with its caption ──order──▶ the batches of each step
+//! folder, JSONL or CSV ──list──▶ Item (image, caption, references) ──inspect──▶ Image (hash, size), problems
+//!     ──expand──▶ Entry: an image at a bucket's size, with its caption ──order──▶ the batches of each step
 //! ```
 //! Nothing here depends on the model or the device: the same folder gives the same entries in the same order.
 
@@ -19,16 +19,16 @@ mod table;
 pub use buckets::{Bucket, bucket};
 pub(crate) use buckets::{fit, flip};
 pub use captions::{CaptionOptions, caption};
-pub use entries::{DataOptions, Dataset, Entry, PictureSize, PictureUse};
+pub use entries::{DataOptions, Dataset, Entry, ImageSize, ImageUse};
 pub use folder::list;
-pub use inspect::{Picture, Problem, inspect};
+pub use inspect::{ImageFile, Problem, inspect};
 pub use items::{Item, Listing};
 pub use order::{Draw, Order};
 
 use std::path::Path;
 
-/// Extensions of files that are taken for pictures. Those that Kiln can't read are reported, not skipped.
-const PICTURES: [&str; 12] =
+/// Extensions of files that are taken for images. Those that Kiln can't read are reported, not skipped.
+const IMAGES: [&str; 12] =
     ["png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl"];
 
 /// Extensions of caption files.

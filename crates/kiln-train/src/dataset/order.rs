@@ -8,7 +8,7 @@ use super::entries::Dataset;
 pub struct Draw {
     /// The entry's index.
     pub entry: usize,
-    /// Whether the picture and its references are mirrored.
+    /// Whether the image and its references are mirrored.
     pub flip: bool,
     /// Whether it is learned without its caption.
     pub drop_caption: bool,

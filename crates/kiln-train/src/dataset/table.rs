@@ -1,4 +1,4 @@
-//! Lists of pictures: `metadata.jsonl` and `metadata.csv`, as the `datasets` library and other trainers write them.
+//! Lists of images: `metadata.jsonl` and `metadata.csv`, as the `datasets` library and other trainers write them.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use super::csv;
 use super::items::{Item, Listing};
 use crate::{Error, Result};
 
-/// Names of the column with the picture's path, relative to the list.
+/// Names of the column with the image's path, relative to the list.
 const IMAGE: [&str; 5] = ["file_name", "image", "image_path", "file", "target"];
 /// Names of the column with the caption.
 const CAPTION: [&str; 4] = ["text", "caption", "prompt", "instruction"];
-/// Names of the column with the pictures that an edit starts from.
+/// Names of the column with the images that an edit starts from.
 const REFERENCES: [&str; 5] = ["references", "reference", "source", "before", "control"];
 /// Separates several references in a CSV field.
 const SEPARATOR: char = ';';
@@ -71,12 +71,12 @@ fn item(list: &Path, line: usize, field: impl Fn(&str) -> Result<Option<Value>>)
     let folder = list.parent().unwrap_or(Path::new(""));
     let path = |value: &Value| {
         let text = value.as_str().filter(|text| !text.trim().is_empty());
-        let text = text.ok_or_else(|| wrong(list, line, &format!("{value} is not the path of a picture")))?;
+        let text = text.ok_or_else(|| wrong(list, line, &format!("{value} is not the path of an image")))?;
         Ok::<_, Error>(folder.join(text))
     };
     let image = first(&IMAGE)?.ok_or_else(|| {
-        wrong(list, line, "it names no picture")
-            .with_hint(format!("the column of the picture is called {}", IMAGE.join(", ")))
+        wrong(list, line, "it names no image")
+            .with_hint(format!("the column of the image is called {}", IMAGE.join(", ")))
     })?;
     let caption = match first(&CAPTION)? {
         None => None,
@@ -141,7 +141,7 @@ mod tests {
     fn wrong_rows_are_named_by_line() {
         for (name, text, expected) in [
             ("m.jsonl", "{\"file_name\": \"a.png\"}\n{", "line 2"),
-            ("m.jsonl", "{\"text\": \"a\"}", "names no picture"),
+            ("m.jsonl", "{\"text\": \"a\"}", "names no image"),
             ("m.jsonl", "{\"file_name\": \"a.png\", \"text\": 3}", "is not a text"),
             ("m.jsonl", "{\"file_name\": \"a.png\", \"repeats\": 0}", "`repeats` is 0"),
             ("m.csv", "file_name,text\na.png,b,c", "3 fields"),

@@ -1,4 +1,4 @@
-//! Checks of a request's values that need neither the model nor the pictures.
+//! Checks of a request's values that need neither the model nor the images.
 
 use kiln_engine::{Field, text};
 

@@ -11,7 +11,7 @@ use super::{LearningSchedule, OptimizerName, SigmaLevels, TrainRequest};
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// How pictures look: few layers, which leave the subjects alone
+    /// How images look: few layers, which leave the subjects alone
     Style,
     /// A person, an animal or an object: all layers, a high rank, two sizes
     Subject,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl TrainRequest {
-    /// How pictures are used.
+    /// How images are used.
     pub(crate) fn data_options(&self, model: &Model) -> DataOptions {
         let default = DataOptions::for_model(model);
         DataOptions {

@@ -7,7 +7,7 @@ use std::path::Path;
 use kiln_engine::Model;
 use kiln_golden::{Checkpoint, testdata};
 use kiln_tensor::DType;
-use kiln_train::dataset::{PictureSize, PictureUse};
+use kiln_train::dataset::{ImageSize, ImageUse};
 use kiln_train::{Cache, Encoders, Key};
 use serde_json::Value;
 
@@ -36,17 +36,17 @@ fn keys_follow_the_encoders_files_settings_and_tokenizer() {
         let model = Model::open(folder.path().join("model")).unwrap();
         let cache = Cache::new(folder.path().join("cache"));
         let encoders = Encoders::new(&model, "cpu", DType::F32, &cache).unwrap();
-        let size = PictureSize::Reference(64);
-        let picture = PictureUse { path: "a.png".into(), hash: "aa".into(), size };
-        (encoders.text_key("a fox").unwrap(), encoders.picture_key(&picture, false))
+        let size = ImageSize::Reference(64);
+        let image = ImageUse { path: "a.png".into(), hash: "aa".into(), size };
+        (encoders.text_key("a fox").unwrap(), encoders.image_key(&image, false))
     };
-    let (first_text, first_picture) = keys();
-    assert_eq!(keys(), (first_text.clone(), first_picture.clone()));
-    let (mut texts, mut pictures) = (BTreeSet::from([first_text]), BTreeSet::from([first_picture]));
+    let (first_text, first_image) = keys();
+    assert_eq!(keys(), (first_text.clone(), first_image.clone()));
+    let (mut texts, mut images) = (BTreeSet::from([first_text]), BTreeSet::from([first_image]));
     let mut changed = |what: &str, is_text: bool| {
-        let (text, picture) = keys();
+        let (text, image) = keys();
         assert_eq!(texts.insert(text), is_text, "{what}");
-        assert_eq!(pictures.insert(picture), !is_text, "{what}");
+        assert_eq!(images.insert(image), !is_text, "{what}");
     };
     edit(&path("text_encoder/config.json"), |config| config["rope_theta"] = 10_000.into());
     changed("rope_theta", true);

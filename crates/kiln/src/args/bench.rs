@@ -42,7 +42,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub max_tokens: Option<u32>,
 
-    /// Measure only this phase; repeatable [default: all but `picture` and `token`]
+    /// Measure only this phase; repeatable [default: all but `image` and `token`]
     #[arg(long = "phase", value_name = "PHASE")]
     pub phases: Vec<PhaseArg>,
 
@@ -119,6 +119,6 @@ pub enum PhaseArg {
     /// VAE decode
     Decode,
     /// A whole image in four steps through the engine, with everything loaded; measured only if named
-    #[value(name = "picture")]
+    #[value(alias = "picture")]
     Image,
 }

@@ -50,7 +50,7 @@ Examples:
   kiln generate --from night.png -S 7
   kiln pull klein-4b
   kiln serve
-  kiln train pictures/ -m klein-base-4b -o me.safetensors --trigger \"sks dog\"
+  kiln train images/ -m klein-base-4b -o me.safetensors --trigger \"sks dog\"
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
   kiln info models/klein-4b
   kiln config set model klein-4b
@@ -87,12 +87,12 @@ Examples:
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
-  kiln train pictures/ -m klein-base-4b -o me.safetensors --trigger \"sks dog\"
+  kiln train images/ -m klein-base-4b -o me.safetensors --trigger \"sks dog\"
   kiln generate \"sks dog on the moon\" -m klein-4b --lora me.safetensors
-  kiln train pictures/ -m klein-base-4b -o ink.safetensors --targets style --sample-every 250 --sample-model klein-4b
+  kiln train images/ -m klein-base-4b -o ink.safetensors --targets style --sample-every 250 --sample-model klein-4b
   kiln train edits/ -m klein-base-4b -o night.safetensors --reference-dropout 0.1    (edits/before, edits/after)
-  kiln train pictures/ -m klein-base-4b -o me.safetensors --resume                 (continues, to the bit)
-  kiln train pictures/ -m klein-base-4b -o me.safetensors --dry-run                (checks pictures, tells the cost)";
+  kiln train images/ -m klein-base-4b -o me.safetensors --resume                 (continues, to the bit)
+  kiln train images/ -m klein-base-4b -o me.safetensors --dry-run                (checks images, tells the cost)";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -216,7 +216,7 @@ pub enum Command {
     /// Enlarge an image by 2 or 4: the model refines it tile by tile
     #[command(after_help = UPSCALE_EXAMPLES, args_override_self = true)]
     Upscale(Box<UpscaleArgs>),
-    /// Train a LoRA on pictures with captions, or on pairs for editing
+    /// Train a LoRA on images with captions, or on pairs for editing
     #[command(after_help = TRAIN_EXAMPLES, args_override_self = true)]
     Train(Box<TrainArgs>),
     /// Run an HTTP server with a web page and APIs

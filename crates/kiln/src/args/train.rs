@@ -13,8 +13,8 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub components: ComponentArgs,
 
-    /// Check the pictures, estimate the cost, and stop
-    #[arg(long, help_heading = "Pictures")]
+    /// Check the images, estimate the cost, and stop
+    #[arg(long, help_heading = "Images")]
     pub dry_run: bool,
 
     /// Print only errors

@@ -196,7 +196,7 @@ fn table(measured: &Value) -> String {
     let _ = writeln!(text, "  of which queue and saving     {:>9.1} ms", 1e3 * number("queue_and_save"));
     let at_once = format!("{} at once", measured["at_once"]);
     let _ = writeln!(text, "{at_once:<31} {:>9.2} images per second", number("images_per_second"));
-    text += "\nfrom sending a request to reading its response, with base64; `kiln bench --phase picture` measures the \
+    text += "\nfrom sending a request to reading its response, with base64; `kiln bench --phase image` measures the \
              engine alone\n";
     text
 }

@@ -25,7 +25,6 @@ pub enum ProgressEvent<'a> {
     Resolved {
         width: usize,
         height: usize,
-        #[serde(rename = "pictures")]
         images: usize,
         steps: usize,
         first_step: usize,
@@ -41,19 +40,12 @@ pub enum ProgressEvent<'a> {
     /// A phase has ended.
     PhaseDone { phase: Phase, seconds: f64 },
     /// A tile of an image that is upscaled begins, counted from 1.
-    Tile {
-        #[serde(rename = "picture")]
-        image: usize,
-        tile: usize,
-        tiles: usize,
-    },
+    Tile { image: usize, tile: usize, tiles: usize },
     /// A step begins, counted from 0.
     StepStarted {
-        #[serde(rename = "picture")]
         image: usize,
         #[serde(rename = "together")]
         batch: usize,
-        #[serde(rename = "pictures")]
         images: usize,
         step: usize,
         steps: usize,
@@ -62,12 +54,10 @@ pub enum ProgressEvent<'a> {
     /// `step` of `steps` are done.
     Step {
         /// The first image of the batch.
-        #[serde(rename = "picture")]
         image: usize,
         /// Images in the batch.
         #[serde(rename = "together")]
         batch: usize,
-        #[serde(rename = "pictures")]
         images: usize,
         step: usize,
         steps: usize,
@@ -84,10 +74,10 @@ pub enum ProgressEvent<'a> {
     /// The image may differ from what the user expects.
     Warning { text: &'a str },
     /// An image was written.
-    #[serde(rename = "picture")]
+    #[serde(rename = "image")]
     Image {
         file: String,
-        #[serde(rename = "picture")]
+        #[serde(rename = "image")]
         index: usize,
         seed: Option<u64>,
         width: u32,
@@ -101,7 +91,7 @@ pub enum ProgressEvent<'a> {
     },
     /// The check refused an image, which is not written.
     Refused {
-        #[serde(rename = "picture")]
+        #[serde(rename = "image")]
         index: usize,
         seed: Option<u64>,
         reason: &'a str,
@@ -109,13 +99,7 @@ pub enum ProgressEvent<'a> {
     /// The latents were written.
     Latents { file: String },
     /// The run is complete.
-    Done {
-        #[serde(rename = "pictures")]
-        images: usize,
-        files: &'a [String],
-        seeds: &'a [Option<u64>],
-        seconds: f64,
-    },
+    Done { images: usize, files: &'a [String], seeds: &'a [Option<u64>], seconds: f64 },
     /// The run failed.
     Error { message: &'a str, context: &'a [String], hint: Option<&'a str> },
 }

@@ -25,7 +25,7 @@ use watcher::ServerWatcher;
 
 /// The file of the LoRA in a training's folder.
 const LORA: &str = "lora.safetensors";
-/// The folder of encoded pictures in a training's folder.
+/// The folder of encoded images in a training's folder.
 const CACHE: &str = "cache";
 
 /// Trains with the engine, on the device of the image jobs.
@@ -84,7 +84,7 @@ impl ServerTrainer {
         let path = |name: &Option<PathBuf>| name.as_deref().map(|name| self.path(name)).transpose();
         let folder = absolute(task.folder);
         let request = TrainRequest {
-            data: absolute(task.pictures),
+            data: absolute(task.images),
             model: path(&task.request.model)?,
             sample_model: path(&task.request.sample_model)?,
             output: folder.join(LORA),

@@ -1,4 +1,4 @@
-//! `kiln train`: from a folder of pictures to a LoRA.
+//! `kiln train`: from a folder of images to a LoRA.
 
 mod progress;
 

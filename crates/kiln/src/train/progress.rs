@@ -94,7 +94,7 @@ impl JobWatcher for Display {
     fn encoding(&mut self, stage: EncodingStage, done: usize, total: usize) {
         let what = match stage {
             EncodingStage::Texts => "encoding captions",
-            EncodingStage::Pictures => "encoding pictures",
+            EncodingStage::Images => "encoding images",
         };
         self.show([done as u64, total as u64], what.into(), done == total);
     }

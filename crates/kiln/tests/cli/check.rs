@@ -64,9 +64,9 @@ fn each_image_is_checked_by_itself() {
     assert!(ran.err.contains("1 of 3 images were refused") && ran.err.contains("number 2"), "{}", ran.err);
     let events = ran.events();
     let named = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
-    assert_eq!(named("picture").len(), 2);
+    assert_eq!(named("image").len(), 2);
     let refused = named("refused");
-    assert_eq!((refused.len(), &refused[0]["picture"], &refused[0]["seed"]), (1, &1.into(), &6.into()));
+    assert_eq!((refused.len(), &refused[0]["image"], &refused[0]["seed"]), (1, &1.into(), &6.into()));
     assert_eq!(refused[0]["reason"], "the image was refused: too bad");
     assert_eq!(named("error").len(), 1);
     assert_eq!(sandbox.names(), ["1.png", "3.png", "check.sh", "prompts.txt", "seen.png"]);

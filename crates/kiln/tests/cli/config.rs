@@ -44,11 +44,11 @@ fn settings_are_set_shown_and_unset() {
     assert_eq!(get("dtype"), "auto");
     assert_eq!(fs::read_to_string(&file).unwrap(), "vram_limit = \"6G\"\n");
     // A folder that exists is stored with its full path.
-    fs::create_dir(sandbox.path("pictures")).unwrap();
-    sandbox.kiln(&["config", "set", "output_folder", "./pictures"]).ok();
+    fs::create_dir(sandbox.path("images")).unwrap();
+    sandbox.kiln(&["config", "set", "output_folder", "./images"]).ok();
     assert_eq!(
         fs::canonicalize(get("output_folder")).unwrap(),
-        fs::canonicalize(sandbox.path("pictures")).unwrap()
+        fs::canonicalize(sandbox.path("images")).unwrap()
     );
 }
 
@@ -58,7 +58,7 @@ fn wrong_settings_are_errors_that_name_file_and_key() {
     sandbox.kiln(&["config", "set", "modle", "x"]).fails(2, &["`modle`", "did you mean `model`?"]);
     sandbox.kiln(&["config", "get", "seed"]).fails(2, &["`seed`", "known settings: model, "]);
     sandbox.kiln(&["config", "set", "dtype", "f64"]).fails(2, &["`f64`", "`dtype`", "bf16"]);
-    sandbox.kiln(&["config", "set", "output_folder", "pictures"]).fails(2, &["`output_folder`", "absolute"]);
+    sandbox.kiln(&["config", "set", "output_folder", "images"]).fails(2, &["`output_folder`", "absolute"]);
     for (text, words) in [
         ("modle = 'x'", ["`modle`", "did you mean `model`?"]),
         ("device = 'gpu'", ["`device` is `gpu`", "cuda:N"]),

@@ -68,7 +68,7 @@ fn two_workers_generate_the_same_images_as_the_command_line_and_clients_see_no_d
     for (id, seed) in jobs.iter().zip(["3", "4"]) {
         let job = server.until(&format!("/v1/jobs/{id}"), |_, job| job["finished"].is_number());
         assert_eq!(job["status"], "done", "{job}");
-        sandbox.write("fleet.png", &server.bytes(&format!("/v1/pictures/{id}-0/file")));
+        sandbox.write("fleet.png", &server.bytes(&format!("/v1/images/{id}-0/file")));
         let options = ["-S", seed, "-W", "96", "-H", "64", "-s", "2", "-o", "alone.png"];
         sandbox.kiln(&[&["generate", "a red apple"], &options[..]].concat()).ok();
         assert_eq!(max_difference(&sandbox.image("fleet.png"), &sandbox.image("alone.png")), 0);

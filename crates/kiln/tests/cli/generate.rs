@@ -161,7 +161,7 @@ fn json_is_one_event_per_line() {
     assert_eq!(phases, ["load", "text", "steps", "decode"]);
     assert_eq!(of("note").len(), 1);
     assert_eq!(of("lora").len(), 1);
-    assert_eq!((&of("picture")[0]["file"], &of("picture")[0]["seed"]), (&"a.png".into(), &7.into()));
+    assert_eq!((&of("image")[0]["file"], &of("image")[0]["seed"]), (&"a.png".into(), &7.into()));
     let done = events.last().unwrap();
     assert_eq!((&done["event"], &done["files"][0]), (&"done".into(), &"a.png".into()));
     assert!(of("progress").is_empty(), "progress events need -v");

@@ -69,7 +69,7 @@ fn a_pull_of_dev_fetches_what_is_used_and_nothing_else() {
         "transformer/diffusion_pytorch_model.safetensors",
         "vae/diffusion_pytorch_model.safetensors",
     ];
-    // Copies of the same weights, pictures and code.
+    // Copies of the same weights, images and code.
     let unused =
         ["README.md", "flux2-dev.safetensors", "ae.safetensors", "teaser.png", "vae/model.bin", "a/b.json"];
     let file = |path: &&str| ((*path).to_owned(), served((*path).into()));

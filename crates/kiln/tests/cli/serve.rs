@@ -102,7 +102,7 @@ fn the_server_generates_the_same_images_as_the_command_line() {
     let recipe = kiln_image::read_recipe(&bytes).unwrap().unwrap();
     assert!(recipe.contains("\"seed\":7") && recipe.contains("\"model\":{\"path\":\"ember\""), "{recipe}");
     // An image with a reference and a mask, generated again from its own recipe.
-    let image = format!("picture:{}", response["data"][0]["picture"].as_str().unwrap());
+    let image = format!("image:{}", response["data"][0]["image"].as_str().unwrap());
     let body = json!({ "prompt": "a hat", "images": [image, image], "strength": 0.7, "steps": 3, "seed": 3 });
     let (status, response) = server.call("POST", "/v1/images/edits", Some(body));
     assert_eq!(status, 200, "{response}");
@@ -176,14 +176,14 @@ fn queued_jobs_are_batched_and_give_the_same_images_as_the_command_line() {
     for (job, prompt) in jobs.iter().zip(prompts) {
         let job = server.until(job, |_, job| job["finished"].is_number());
         assert_eq!(job["status"], "done", "{job}");
-        let id = job["pictures"][0]["id"].as_str().unwrap();
-        let served = sandbox.image(&format!("served/pictures/{id}.png"));
+        let id = job["images"][0]["id"].as_str().unwrap();
+        let served = sandbox.image(&format!("served/images/{id}.png"));
         let options = ["-S", "5", "-W", "128", "-H", "96", "-s", "2", "-o", "alone.png"];
         sandbox.kiln(&[&["generate", prompt], &options[..]].concat()).ok();
         assert_eq!(max_difference(&served, &sandbox.image("alone.png")), 0, "{prompt}");
     }
     let (_, metrics) = server.fetch("GET", "/metrics", None);
-    assert!(metrics.contains("kiln_batch_pictures_total{size=\"3\"} 3\n"), "{metrics}");
+    assert!(metrics.contains("kiln_batch_images_total{size=\"3\"} 3\n"), "{metrics}");
 }
 
 #[test]
@@ -204,9 +204,9 @@ fn a_killed_server_resumes_its_jobs_at_the_next_start() {
     let server = TestServer::start(&sandbox, &[]);
     for (seed, id) in jobs.iter().enumerate() {
         let job = server.until(&format!("/v1/jobs/{id}"), |_, job| job["finished"].is_number());
-        assert_eq!((&job["status"], &job["pictures"][0]["seed"]), (&json!("done"), &json!(seed.to_string())));
+        assert_eq!((&job["status"], &job["images"][0]["seed"]), (&json!("done"), &json!(seed.to_string())));
     }
-    let (_, gallery) = server.call("GET", "/v1/pictures", None);
+    let (_, gallery) = server.call("GET", "/v1/images", None);
     assert_eq!(gallery["data"].as_array().unwrap().len(), 3, "every job has exactly one image");
 }
 

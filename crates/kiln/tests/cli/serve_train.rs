@@ -19,22 +19,22 @@ fn sandbox() -> (Sandbox, String) {
     (sandbox, name)
 }
 
-fn pictures() -> [(Vec<u8>, &'static str); 2] {
+fn images() -> [(Vec<u8>, &'static str); 2] {
     [("a fox", 20), ("a hen", 90)].map(|(caption, level)| {
         let pixels = pattern(64, 64).pixels().iter().map(|value| value / 3 + level).collect();
         (png(&RgbImage::new(64, 64, pixels).unwrap()), caption)
     })
 }
 
-/// A training of the two pictures.
-fn order(model: &str, more: Value) -> Value {
-    let mut order = json!({
+/// A training of the two images.
+fn request(model: &str, more: Value) -> Value {
+    let mut request = json!({
         "name": "me", "model": model, "trigger": "sks", "rank": 4, "resolution": [64], "learning_rate": 0.01,
         "sample_every": 0, "steps": 12, "save_every": 3,
     });
-    order.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let picture = |(bytes, caption): (Vec<u8>, &str)| json!({ "image": BASE64_STANDARD.encode(bytes), "caption": caption });
-    json!({ "order": order, "pictures": pictures().map(picture) })
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let image = |(bytes, caption): (Vec<u8>, &str)| json!({ "image": BASE64_STANDARD.encode(bytes), "caption": caption });
+    json!({ "request": request, "images": images().map(image) })
 }
 
 fn start(sandbox: &Sandbox) -> TestServer {
@@ -48,13 +48,13 @@ fn a_lora_of_the_server_has_the_bytes_of_the_command_line_and_is_used_at_once() 
     let server = start(&sandbox);
     let (_, options) = server.call("GET", "/v1/trainings/options", None);
     assert_eq!(options["models"][0]["name"], name, "{options}");
-    let (status, check) = server.call("POST", "/v1/trainings/check", Some(order(&name, json!({}))));
+    let (status, check) = server.call("POST", "/v1/trainings/check", Some(request(&name, json!({}))));
     assert_eq!((status, &check["sizes"]), (200, &json!(["64x64 (2)"])), "{check}");
     assert!(check["cost"].as_str().unwrap().contains("of memory"), "{check}");
     let (status, view) = server.call(
         "POST",
         "/v1/trainings",
-        Some(order(&name, json!({ "sample_every": 6, "sample_prompts": ["a fox"] }))),
+        Some(request(&name, json!({ "sample_every": 6, "sample_prompts": ["a fox"] }))),
     );
     assert_eq!(status, 201, "{view}");
     let path = format!("/v1/trainings/{}", view["id"].as_str().unwrap());
@@ -87,16 +87,16 @@ fn a_lora_of_the_server_has_the_bytes_of_the_command_line_and_is_used_at_once() 
     assert_eq!(done["status"], "done", "{done}");
     drop(server);
 
-    fs::create_dir(sandbox.path("pictures")).unwrap();
-    for (i, (bytes, caption)) in pictures().iter().enumerate() {
-        sandbox.write(&format!("pictures/{i}.png"), bytes);
-        sandbox.write(&format!("pictures/{i}.txt"), caption.as_bytes());
+    fs::create_dir(sandbox.path("images")).unwrap();
+    for (i, (bytes, caption)) in images().iter().enumerate() {
+        sandbox.write(&format!("images/{i}.png"), bytes);
+        sandbox.write(&format!("images/{i}.txt"), caption.as_bytes());
     }
     let model = sandbox.model().to_str().unwrap();
     sandbox
         .kiln(&[
             "train",
-            "pictures",
+            "images",
             "-m",
             model,
             "-o",
@@ -121,18 +121,18 @@ fn a_lora_of_the_server_has_the_bytes_of_the_command_line_and_is_used_at_once() 
 }
 
 #[test]
-fn a_training_of_a_killed_server_is_resumed_and_unusable_pictures_are_named() {
+fn a_training_of_a_killed_server_is_resumed_and_unusable_images_are_named() {
     let (sandbox, name) = sandbox();
     let mut server = start(&sandbox);
-    let mut broken = order(&name, json!({ "name": "tiny" }));
-    broken["pictures"][1]["image"] = BASE64_STANDARD.encode(png(&RgbImage::black(16, 16))).into();
-    broken["pictures"][1]["name"] = "../hen.png".into();
+    let mut broken = request(&name, json!({ "name": "tiny" }));
+    broken["images"][1]["image"] = BASE64_STANDARD.encode(png(&RgbImage::black(16, 16))).into();
+    broken["images"][1]["name"] = "../hen.png".into();
     let (status, error) = server.call("POST", "/v1/trainings", Some(broken));
     let message = error["error"]["message"].as_str().unwrap();
     assert!(status == 400 && message.contains("`0002-hen.png`: it has 16x16 pixels"), "{message}");
     assert!(message.contains("\"skip_bad\"") && !message.contains("trainings/"), "{message}");
 
-    let (_, view) = server.call("POST", "/v1/trainings", Some(order(&name, json!({ "steps": 300 }))));
+    let (_, view) = server.call("POST", "/v1/trainings", Some(request(&name, json!({ "steps": 300 }))));
     let path = format!("/v1/trainings/{}", view["id"].as_str().unwrap());
     server.until(&path, |_, view| view["step"].as_u64() > Some(4));
     server.child.kill().unwrap();

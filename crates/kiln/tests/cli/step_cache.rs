@@ -16,10 +16,7 @@ fn a_base_model_takes_a_threshold_and_reports_its_steps() {
     let events = ran.events();
     let event = |name: &str| events.iter().find(|event| event["event"] == name).unwrap();
     assert_eq!(event("resolved")["cache"], 0.25);
-    assert_eq!(
-        (&event("picture")["computed_steps"], &event("picture")["reused_steps"]),
-        (&6.into(), &0.into())
-    );
+    assert_eq!((&event("image")["computed_steps"], &event("image")["reused_steps"]), (&6.into(), &0.into()));
     // The recipe has the threshold and what it gave; the image is generated again with it.
     let recipe = kiln_image::read_recipe(&std::fs::read(sandbox.path("b.png")).unwrap()).unwrap().unwrap();
     assert!(recipe.contains("\"cache\":0.25") && recipe.contains("\"reused_steps\":0"), "{recipe}");

@@ -1,4 +1,4 @@
-//! `kiln train`: a LoRA from a folder of pictures, with tiny models.
+//! `kiln train`: a LoRA from a folder of images, with tiny models.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,17 +9,17 @@ use kiln_image::RgbImage;
 
 use crate::sandbox::{RunOutput, Sandbox, max_difference, pattern, png};
 
-/// A sandbox with an undistilled model and four pictures with captions.
-fn with_pictures() -> Sandbox {
+/// A sandbox with an undistilled model and four images with captions.
+fn with_images() -> Sandbox {
     let sandbox = Sandbox::with_model("klein-base");
     // Short texts make short steps.
     sandbox.edit_model("tokenizer/tokenizer_config.json", "model_max_length", 16.into());
-    fs::create_dir(sandbox.path("pictures")).unwrap();
+    fs::create_dir(sandbox.path("images")).unwrap();
     for (i, caption) in ["a fox", "a hen", "a cat", "an owl"].iter().enumerate() {
         let level = 60 * i as u8;
         let pixels = pattern(64, 64).pixels().iter().map(|value| value / 3 + level / 2).collect();
-        sandbox.write(&format!("pictures/{i}.png"), &png(&RgbImage::new(64, 64, pixels).unwrap()));
-        sandbox.write(&format!("pictures/{i}.txt"), caption.as_bytes());
+        sandbox.write(&format!("images/{i}.png"), &png(&RgbImage::new(64, 64, pixels).unwrap()));
+        sandbox.write(&format!("images/{i}.txt"), caption.as_bytes());
     }
     sandbox
 }
@@ -27,7 +27,7 @@ fn with_pictures() -> Sandbox {
 /// The arguments of a quick training.
 fn quick<'a>(sandbox: &'a Sandbox, args: &[&'a str]) -> Vec<&'a str> {
     let model = sandbox.model().to_str().unwrap();
-    let mut all = vec!["train", "pictures", "-m", model, "--resolution", "64", "--rank", "4", "--lr", "1e-2"];
+    let mut all = vec!["train", "images", "-m", model, "--resolution", "64", "--rank", "4", "--lr", "1e-2"];
     if !args.contains(&"-o") {
         all.extend(["-o", "me.safetensors"]);
     }
@@ -52,8 +52,8 @@ fn fixed_losses(ran: &RunOutput) -> [f32; 2] {
 }
 
 #[test]
-fn a_training_learns_and_its_lora_changes_the_picture_under_every_naming() {
-    let sandbox = with_pictures();
+fn a_training_learns_and_its_lora_changes_the_image_under_every_naming() {
+    let sandbox = with_images();
     let ran = train(&sandbox, &["--steps", "30"]).ok();
     let [before, after] = fixed_losses(&ran);
     assert!(after < 0.9 * before, "the loss at fixed noise was {before}, and is {after}");
@@ -61,11 +61,11 @@ fn a_training_learns_and_its_lora_changes_the_picture_under_every_naming() {
         assert!(ran.err.contains(words), "`{words}` is missing in:\n{}", ran.err);
     }
     assert_eq!(fs::read_to_string(sandbox.path("me.train/log.jsonl")).unwrap().lines().count(), 30);
-    let picture = |name: &str, lora: &[&str]| {
+    let image = |name: &str, lora: &[&str]| {
         sandbox.generate(&[&["a fox", "-S", "1", "-o", name, "--dtype", "f32"], lora].concat()).ok();
         sandbox.image(name)
     };
-    let (without, with) = (picture("0.png", &[]), picture("1.png", &["--lora", "me.safetensors"]));
+    let (without, with) = (image("0.png", &[]), image("1.png", &["--lora", "me.safetensors"]));
     assert!(max_difference(&without, &with) > 5, "{}", max_difference(&without, &with));
     // A finished training that is resumed only writes its LoRA again.
     for (layout, key) in
@@ -74,7 +74,7 @@ fn a_training_learns_and_its_lora_changes_the_picture_under_every_naming() {
         train(&sandbox, &["--steps", "30", "--resume", "--layout", layout]).ok();
         let header = bytes(&sandbox, "me.safetensors");
         assert!(String::from_utf8_lossy(&header).contains(key), "{layout}");
-        let other = picture(&format!("{layout}.png"), &["--lora", "me.safetensors"]);
+        let other = image(&format!("{layout}.png"), &["--lora", "me.safetensors"]);
         assert!(max_difference(&with, &other) <= 1, "{layout}: {}", max_difference(&with, &other));
     }
 }
@@ -92,7 +92,7 @@ fn start(sandbox: &Sandbox, steps: &str) -> std::process::Child {
 #[cfg(unix)]
 #[test]
 fn a_training_that_is_killed_or_cancelled_and_resumed_gives_the_same_bytes() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let same = ["--steps", "60", "--save-every", "3"];
     train(&sandbox, &[&same[..], &["-o", "whole.safetensors"]].concat()).ok();
     let mut child = start(&sandbox, "60");
@@ -128,7 +128,7 @@ fn a_training_that_is_killed_or_cancelled_and_resumed_gives_the_same_bytes() {
 #[cfg(unix)]
 #[test]
 fn a_full_disk_loses_nothing_of_the_last_checkpoint() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     train(&sandbox, &["--steps", "2", "-q"]).ok();
     let saved = ["me.safetensors", "me.train/state.safetensors"].map(|name| bytes(&sandbox, name));
     let args = quick(&sandbox, &["--steps", "4", "--resume"]);
@@ -145,10 +145,10 @@ fn a_full_disk_loses_nothing_of_the_last_checkpoint() {
 
 #[test]
 fn edits_samples_and_every_kind_of_adapter() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     for (folder, name) in [("before", "0.png"), ("before2", "1.png"), ("after", "2.png")] {
         fs::create_dir_all(sandbox.path("edits").join(folder)).unwrap();
-        fs::copy(sandbox.path("pictures").join(name), sandbox.path("edits").join(folder).join("x.png"))
+        fs::copy(sandbox.path("images").join(name), sandbox.path("edits").join(folder).join("x.png"))
             .unwrap();
     }
     sandbox.write("edits/after/x.txt", b"make it [trigger]");
@@ -181,7 +181,7 @@ fn edits_samples_and_every_kind_of_adapter() {
 
 #[test]
 fn what_can_not_be_trained_is_refused_before_it_starts() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let fails = |args: &[&str], words: &[&str]| train(&sandbox, args).fails(1, words);
     sandbox.write("me.safetensors", b"mine");
     fails(&[], &["me.safetensors", "exists already", "--overwrite"]);
@@ -200,20 +200,19 @@ fn what_can_not_be_trained_is_refused_before_it_starts() {
         args[1] = name.to_owned();
         sandbox.kiln(&args.iter().map(String::as_str).collect::<Vec<_>>())
     };
-    let picture = png(&pattern(64, 64));
-    folder("junk", &[("notes.md", b"x"), ("a.zip", b"PK")]).fails(1, &["no pictures in", "notes.md"]);
-    folder("broken", &[("a.png", &picture[..200]), ("a.txt", b"a fox")]).fails(1, &["a.png", "--skip-bad"]);
+    let image = png(&pattern(64, 64));
+    folder("junk", &[("notes.md", b"x"), ("a.zip", b"PK")]).fails(1, &["no images in", "notes.md"]);
+    folder("broken", &[("a.png", &image[..200]), ("a.txt", b"a fox")]).fails(1, &["a.png", "--skip-bad"]);
     folder("tiny", &[("a.png", &png(&pattern(16, 16))), ("a.txt", b"a fox")])
         .fails(1, &["16x16", "--skip-bad"]);
-    folder("bare", &[("a.png", &picture)]).fails(1, &["1 of 1 pictures have no caption", "--trigger"]);
-    folder("list", &[("a.png", &picture), ("metadata.jsonl", b"{}")])
-        .fails(1, &["line 1", "names no picture"]);
+    folder("bare", &[("a.png", &image)]).fails(1, &["1 of 1 images have no caption", "--trigger"]);
+    folder("list", &[("a.png", &image), ("metadata.jsonl", b"{}")]).fails(1, &["line 1", "names no image"]);
     assert!(!sandbox.path("a.train").exists(), "something was created");
 }
 
 #[test]
 fn a_distilled_model_is_refused_and_other_settings_can_not_be_resumed() {
-    let (base, distilled) = (with_pictures(), Sandbox::new());
+    let (base, distilled) = (with_images(), Sandbox::new());
     let model = distilled.model().to_str().unwrap();
     let args = ["--steps", "1", "-m", model];
     train(&base, &args).fails(1, &["a distilled model", "klein-base-4b", "--distilled-anyway"]);
@@ -221,20 +220,20 @@ fn a_distilled_model_is_refused_and_other_settings_can_not_be_resumed() {
     let resumed = [&args[..], &["--distilled-anyway", "--resume"]].concat();
     let fails = |other: &[&str], words| train(&base, &[&resumed[..], other].concat()).fails(1, &[words]);
     fails(&["--seed", "3"], "`seed` was 0 and is 3");
-    fails(&["--trigger", "night"], "the pictures, captions or their options have changed");
+    fails(&["--trigger", "night"], "the images, captions or their options have changed");
 }
 
 #[test]
 fn a_dry_run_tells_the_cost_and_writes_nothing() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let ran = train(&sandbox, &["--dry-run", "--ranks", "8,4,4,2"]).ok();
     assert!(ran.err.contains("of memory") && ran.err.contains("4 examples"), "{}", ran.err);
-    assert_eq!(sandbox.names(), ["pictures"]);
+    assert_eq!(sandbox.names(), ["images"]);
 }
 
 #[test]
 fn a_dry_run_refuses_what_the_run_refuses() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let refused = |args: &[&str], code: i32, words: &[&str]| {
         train(&sandbox, args).fails(code, words);
         train(&sandbox, &[args, &["--dry-run"]].concat()).fails(code, words);
@@ -246,12 +245,12 @@ fn a_dry_run_refuses_what_the_run_refuses() {
     refused(&["-o", "file/me.safetensors"], 1, &["`file` is not a folder", "hint: "]);
     sandbox.write("me.safetensors", b"mine");
     refused(&["-o", "me.safetensors"], 1, &["exists already", "--overwrite"]);
-    assert_eq!(sandbox.names(), ["file", "me.safetensors", "pictures"]);
+    assert_eq!(sandbox.names(), ["file", "me.safetensors", "images"]);
 }
 
 #[test]
 fn a_loss_that_explodes_stops_and_continues_at_a_lower_rate() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let explode = ["--steps", "200", "--lr", "1e6", "--clip", "0"];
     train(&sandbox, &explode).fails(1, &["start over with a lower --lr"]);
     train(&sandbox, &["--steps", "2"]).ok();
@@ -265,7 +264,7 @@ fn a_loss_that_explodes_stops_and_continues_at_a_lower_rate() {
 
 #[test]
 fn more_steps_continue_a_finished_training_on_a_cosine_too() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     train(&sandbox, &["--steps", "2", "--schedule", "cosine"]).ok();
     let ran = train(&sandbox, &["--steps", "4", "--schedule", "cosine", "--resume"]).ok();
     assert!(ran.err.contains("`learning_rate.cosine_steps` was 2 and is 4"), "{}", ran.err);
@@ -282,7 +281,7 @@ fn more_steps_continue_a_finished_training_on_a_cosine_too() {
 
 #[test]
 fn a_damaged_state_is_not_a_download() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     train(&sandbox, &["--steps", "1"]).ok();
     let state = bytes(&sandbox, "me.train/state.safetensors");
     sandbox.write("me.train/state.safetensors", &state[..state.len() / 2]);
@@ -293,7 +292,7 @@ fn a_damaged_state_is_not_a_download() {
 
 #[test]
 fn two_trainings_do_not_write_the_same_lora() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let mut child = start(&sandbox, "5000");
     let same = ["--steps", "60", "-o", "stopped.safetensors"];
     for other in ["--resume", "--overwrite"] {
@@ -308,7 +307,7 @@ fn two_trainings_do_not_write_the_same_lora() {
 
 #[test]
 fn int8_is_trained_on_every_instruction_set() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     for isa in kiln_engine::Isa::available() {
         for kind in ["lora", "dora"] {
             let (isa, output) = (isa.to_string(), format!("{isa}-{kind}.safetensors"));
@@ -323,11 +322,11 @@ fn int8_is_trained_on_every_instruction_set() {
 #[test]
 fn without_a_model_ember_base_is_trained_and_ember_names_it() {
     let sandbox = Sandbox::new();
-    fs::create_dir(sandbox.path("pictures")).unwrap();
-    sandbox.write("pictures/a.png", &png(&pattern(64, 64)));
-    sandbox.write("pictures/a.txt", b"a fox");
+    fs::create_dir(sandbox.path("images")).unwrap();
+    sandbox.write("images/a.png", &png(&pattern(64, 64)));
+    sandbox.write("images/a.txt", b"a fox");
     let args =
-        ["train", "pictures", "-o", "me.safetensors", "--steps", "1", "--resolution", "64", "--rank", "2"];
+        ["train", "images", "-o", "me.safetensors", "--steps", "1", "--resolution", "64", "--rank", "2"];
     let ran = sandbox.kiln(&args).ok();
     for words in
         ["training on the built-in Ember base", "1 example: 64x64 (1)", "base: ember-base, klein base"]
@@ -344,7 +343,7 @@ fn without_a_model_ember_base_is_trained_and_ember_names_it() {
 
 #[test]
 fn a_lora_that_changes_nothing_is_told() {
-    let sandbox = with_pictures();
+    let sandbox = with_images();
     let ran = train(&sandbox, &["--steps", "1", "--lr", "1e-12"]).ok();
     assert!(ran.err.contains("the LoRA changes nothing"), "{}", ran.err);
 }

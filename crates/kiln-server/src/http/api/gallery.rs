@@ -46,7 +46,7 @@ pub(crate) struct ImageList {
 }
 
 /// Lists generated images, newest first.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures", tag = "gallery", params(ImageListParams), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images", tag = "gallery", params(ImageListParams), responses(
     (status = 200, body = ImageList),
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
@@ -82,7 +82,7 @@ async fn find(intake: &Intake, id: String, caller: Caller) -> Result<ImageRow, A
 }
 
 /// Returns an image's metadata.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, body = ImageView),
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
@@ -95,7 +95,7 @@ pub(crate) async fn details(
 }
 
 /// Returns an image's recipe, as `kiln info` shows it.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The recipe", content_type = "application/json"),
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
@@ -108,8 +108,8 @@ pub(crate) async fn recipe(
     Ok(response(StatusCode::OK, "application/json", row.recipe.into()))
 }
 
-/// Deletes an image for good. `PATCH /v1/pictures` moves images to the trash instead.
-#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
+/// Deletes an image for good. `PATCH /v1/images` moves images to the trash instead.
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/images/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 204, description = "Deleted"),
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
@@ -127,7 +127,7 @@ pub(crate) async fn delete(
 }
 
 /// Returns an image's file.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}/file", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/file", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "image/*"),
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
@@ -149,7 +149,7 @@ pub(crate) async fn file(
 }
 
 /// Returns a thumbnail of an image as JPEG.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/pictures/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses(
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "image/jpeg"),
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]

@@ -26,8 +26,8 @@ pub(crate) struct ImageView {
 
 impl From<ImageRow> for ImageView {
     fn from(row: ImageRow) -> ImageView {
-        let url = format!("/v1/pictures/{}/file", row.id);
-        ImageView { thumbnail: format!("/v1/pictures/{}/thumbnail", row.id), url, row }
+        let url = format!("/v1/images/{}/file", row.id);
+        ImageView { thumbnail: format!("/v1/images/{}/thumbnail", row.id), url, row }
     }
 }
 

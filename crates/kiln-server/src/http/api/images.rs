@@ -67,7 +67,7 @@ pub(crate) struct ImageEntry {
     /// Its seed, as a string.
     seed: Option<String>,
     /// Its id in the gallery.
-    picture: String,
+    id: String,
 }
 
 /// The endpoint that was called; events are named after it.
@@ -140,9 +140,9 @@ pub(crate) async fn respond(
 fn entry(image: &SavedImage, base: Option<&str>) -> ImageEntry {
     ImageEntry {
         b64_json: base.is_none().then(|| BASE64_STANDARD.encode(&image.bytes)),
-        url: base.map(|base| format!("{base}/v1/pictures/{}/file", image.row.id)),
+        url: base.map(|base| format!("{base}/v1/images/{}/file", image.row.id)),
         seed: image.row.seed.clone(),
-        picture: image.row.id.clone(),
+        id: image.row.id.clone(),
     }
 }
 
@@ -178,7 +178,7 @@ struct ImageEvent<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    picture: Option<String>,
+    id: Option<String>,
 }
 
 /// Token counts as in OpenAI's API; always 0.
@@ -209,7 +209,7 @@ impl ImageEvents {
             partial_image_index: None,
             usage: None,
             seed: None,
-            picture: None,
+            id: None,
         }
     }
 
@@ -234,7 +234,7 @@ impl ImageEvents {
         let mut data = self.event(&name, &image.bytes, size(image));
         data.usage = Some(Usage::default());
         data.seed = image.row.seed.clone();
-        data.picture = Some(image.row.id.clone());
+        data.id = Some(image.row.id.clone());
         event(&name, &data)
     }
 }

@@ -42,7 +42,7 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
     run_blocking(move || {
         let id = server.store_input(&body.bytes, "image", &caller)?;
         let size = kiln_image::dimensions("image", &body.bytes);
-        let (width, height) = size.map_err(|e| JobError::request("invalid_picture", e.to_string()))?;
+        let (width, height) = size.map_err(|e| JobError::request("invalid_image", e.to_string()))?;
         let (recipe, recipe_error) = match kiln_image::read_recipe(&body.bytes) {
             Ok(text) => (text.is_some(), None),
             Err(kiln_image::Error::Text { .. }) => (false, Some(UNREADABLE.to_owned())),

@@ -29,7 +29,7 @@ pub(crate) struct EventParams {
     previews: Option<bool>,
 }
 
-/// Streams server-sent events until the job ends: `progress`, `picture`, on request `preview`, and finally `end`.
+/// Streams server-sent events until the job ends: `progress`, `image`, on request `preview`, and finally `end`.
 ///
 /// With the header `Last-Event-ID` the stream continues after that event; after `end` the response is 204.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), EventParams), responses(
@@ -64,8 +64,8 @@ fn ended(view: &JobView, last: Option<EventId>) -> Response {
     let seen = last.as_ref().map_or(usize::MAX, |last| last.images);
     let mut id = last.unwrap_or_default();
     let mut events = RETRY.to_vec();
-    for image in view.pictures.iter().skip(seen) {
-        events.extend(event_with_id("picture", id.next_image(), image));
+    for image in view.images.iter().skip(seen) {
+        events.extend(event_with_id("image", id.next_image(), image));
     }
     events.extend(event_with_id("end", id.end(), view));
     let mut response = response(StatusCode::OK, "text/event-stream", events.into());
@@ -120,7 +120,7 @@ struct JobEvents {
 /// An intermediate image.
 #[derive(Serialize)]
 struct PreviewEvent {
-    picture: u32,
+    number: u32,
     step: u32,
     /// A small JPEG as a data URL.
     image: String,
@@ -132,7 +132,7 @@ impl JobEvents {
         let encoding = Encoding { quality: Some(80), ..kiln_image::Format::Jpeg.into() };
         let bytes = kiln_image::encode_with(&preview.image, encoding, None).ok()?;
         let image = format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(bytes));
-        let data = PreviewEvent { picture: progress.image, step: progress.step, image };
+        let data = PreviewEvent { number: progress.image, step: progress.step, image };
         Some(event_with_id("preview", self.id.next(), &data))
     }
 }
@@ -149,7 +149,7 @@ impl EventSource for JobEvents {
         // A job that runs again after a panic starts from its first image.
         self.id.images = self.id.images.min(snapshot.images.len());
         for image in snapshot.images.iter().skip(self.id.images) {
-            events.push(event_with_id("picture", self.id.next_image(), &ImageView::from(image.row.clone())));
+            events.push(event_with_id("image", self.id.next_image(), &ImageView::from(image.row.clone())));
         }
         let ended = snapshot.state.is_final();
         if ended || (closing && snapshot.error.is_some()) {

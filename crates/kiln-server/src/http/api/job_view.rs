@@ -1,6 +1,6 @@
 //! A job as clients see it.
 
-use kiln_engine::{Phase, Progress, Request};
+use kiln_engine::{Progress, Request};
 use serde::Serialize;
 
 use super::error::ApiError;
@@ -38,12 +38,11 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<ErrorView>,
     /// Its images that are finished.
-    pub(crate) pictures: Vec<ImageView>,
+    pub(crate) images: Vec<ImageView>,
     /// Messages about this job, such as adjusted settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
     /// The request.
-    #[serde(rename = "order")]
     request: Request,
 }
 
@@ -61,34 +60,10 @@ pub(crate) struct ErrorView {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ProgressView {
-    /// The current phase.
-    phase: Phase,
-    /// The current image, from 0.
-    picture: u32,
-    /// Number of images of the job.
-    pictures: u32,
-    /// Finished steps of the current image.
-    step: u32,
-    /// Steps per image.
-    steps: u32,
-    /// Steps of the current image so far that reused the step cache.
-    reused: u32,
-    /// The tile in progress, from 1, of an image that is upscaled; else 0.
-    tile: u32,
-    /// Number of tiles of an image that is upscaled; else 0.
-    tiles: u32,
-    /// Progress of the whole job, from 0 to 1.
-    fraction: f32,
+    #[serde(flatten)]
+    progress: Progress,
     /// Estimated seconds left, once known.
     time_left: Option<f32>,
-}
-
-impl ProgressView {
-    fn new(progress: &Progress, time_left: Option<f32>) -> ProgressView {
-        let Progress { phase, image: picture, images: pictures, step, steps, reused, tile, tiles, fraction } =
-            *progress;
-        ProgressView { phase, picture, pictures, step, steps, reused, tile, tiles, fraction, time_left }
-    }
 }
 
 impl JobView {
@@ -100,12 +75,12 @@ impl JobView {
             position: jobs.position(&live.id),
             priority: live.priority,
             progress: (snapshot.state == JobState::Running)
-                .then(|| ProgressView::new(&snapshot.progress, snapshot.time_left)),
+                .then_some(ProgressView { progress: snapshot.progress, time_left: snapshot.time_left }),
             created: live.created,
             started: None,
             finished: None,
             error: error.map(|e| ErrorView { code: e.code.into(), message: e.message.clone() }),
-            pictures: snapshot.images.iter().map(|image| ImageView::from(image.row.clone())).collect(),
+            images: snapshot.images.iter().map(|image| ImageView::from(image.row.clone())).collect(),
             notes: snapshot.notes.clone(),
             request: live.request.clone(),
         }
@@ -122,7 +97,7 @@ impl JobView {
             started: job.started,
             finished: job.finished,
             error: job.error.map(|(code, message)| ErrorView { code, message }),
-            pictures: images.into_iter().map(ImageView::from).collect(),
+            images: images.into_iter().map(ImageView::from).collect(),
             notes: job.notes,
             request: job.request,
             id: job.id,

@@ -37,7 +37,7 @@ pub(crate) struct MarkedImages {
 }
 
 /// Marks images as favourites, or moves them to the trash and back. Changes all of them or none.
-#[cfg_attr(feature = "schema", utoipa::path(patch, path = "/v1/pictures", tag = "gallery", request_body = MarkRequest, responses(
+#[cfg_attr(feature = "schema", utoipa::path(patch, path = "/v1/images", tag = "gallery", request_body = MarkRequest, responses(
     (status = 200, description = "The changed images", body = MarkedImages),
     (status = "4XX", description = "Not changed", body = crate::http::api::error::ErrorBody),
 )))]

@@ -34,7 +34,7 @@ pub(crate) struct OpenAiFields {
     /// Accepted and ignored: a request counts for its API key.
     #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) user: Option<String>,
-    /// Images to edit: data URLs, base64, `input:ID` or `picture:ID`. With `mask` or `strength` the first one is the
+    /// Images to edit: data URLs, base64, `input:ID` or `image:ID`. With `mask` or `strength` the first one is the
     /// initial image; all others are reference images.
     #[serde(alias = "image")]
     pub(crate) images: Option<ImageSources>,
@@ -101,7 +101,7 @@ impl ImagesRequest {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub(crate) enum ImageSource {
-    /// A data URL, base64, `input:ID` or `picture:ID`.
+    /// A data URL, base64, `input:ID` or `image:ID`.
     Text(String),
     /// OpenAI's JSON format.
     Object {

@@ -46,7 +46,8 @@ pub(crate) struct Axis {
 pub(crate) struct NewPlot {
     /// The request that all images share. Its `n` is ignored: a cell is one image.
     #[cfg_attr(feature = "schema", schema(value_type = Request))]
-    order: Fields,
+    #[serde(alias = "order")]
+    request: Fields,
     /// What differs from column to column.
     x: Axis,
     /// What differs from row to row.
@@ -150,7 +151,7 @@ fn requests(intake: &Intake, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<
     if cells > limit {
         return Err(ApiError::invalid(format!("the plot has {cells} cells, the limit is {limit}")));
     }
-    let mut shared = plot.order.clone();
+    let mut shared = plot.request.clone();
     shared.remove("n");
     // Cells differ only in what their axes say.
     shared.entry("seed").or_insert_with(|| random_seed().into());

@@ -21,7 +21,6 @@ pub(super) const UNREADABLE: &str = "the recipe is damaged or longer than 1 MiB"
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct RecipeView {
     /// The request, with this server's names of models, LoRAs and input images.
-    #[serde(rename = "order")]
     request: Request,
     /// Its seed, as a string: it may be too large for JavaScript's numbers.
     seed: Option<String>,

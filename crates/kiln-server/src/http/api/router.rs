@@ -27,7 +27,7 @@ use crate::jobs::random::random_bytes;
 macro_rules! endpoints {
     ($($method:ident $path:literal $module:ident::$handler:ident;)*) => {
         fn routes() -> Router<Server> {
-            Router::new()$(.route($path, $method($module::$handler)))*
+            Router::new()$(.route($path, $method($module::$handler)))*.merge(earlier_routes())
         }
 
         #[cfg(feature = "schema")]
@@ -38,6 +38,16 @@ macro_rules! endpoints {
         )]
         struct ApiDoc;
     };
+}
+
+/// The gallery's earlier addresses.
+fn earlier_routes() -> Router<Server> {
+    Router::new()
+        .route("/v1/pictures", get(gallery::list).patch(marks::update))
+        .route("/v1/pictures/{id}", get(gallery::details).delete(gallery::delete))
+        .route("/v1/pictures/{id}/file", get(gallery::file))
+        .route("/v1/pictures/{id}/thumbnail", get(gallery::thumbnail))
+        .route("/v1/pictures/{id}/recipe", get(gallery::recipe))
 }
 
 endpoints! {
@@ -62,13 +72,13 @@ endpoints! {
     post "/v1/inputs" inputs::upload;
     get "/v1/inputs/{id}" inputs::file;
     get "/v1/inputs/{id}/recipe" recipes::of_input;
-    get "/v1/pictures" gallery::list;
-    patch "/v1/pictures" marks::update;
-    get "/v1/pictures/{id}" gallery::details;
-    delete "/v1/pictures/{id}" gallery::delete;
-    get "/v1/pictures/{id}/file" gallery::file;
-    get "/v1/pictures/{id}/thumbnail" gallery::thumbnail;
-    get "/v1/pictures/{id}/recipe" gallery::recipe;
+    get "/v1/images" gallery::list;
+    patch "/v1/images" marks::update;
+    get "/v1/images/{id}" gallery::details;
+    delete "/v1/images/{id}" gallery::delete;
+    get "/v1/images/{id}/file" gallery::file;
+    get "/v1/images/{id}/thumbnail" gallery::thumbnail;
+    get "/v1/images/{id}/recipe" gallery::recipe;
     post "/sdapi/v1/txt2img" a1111::txt2img;
     post "/sdapi/v1/img2img" a1111::img2img;
     get "/sdapi/v1/progress" control::progress;

@@ -124,7 +124,7 @@ pub(crate) struct About {
     /// Maximum number of steps.
     steps: u32,
     /// Maximum images of one job.
-    pictures: u32,
+    images: u32,
     /// Maximum input images of one job.
     references: usize,
     /// Maximum bytes of a prompt.
@@ -153,7 +153,7 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
         upscale: crate::jobs::limits::UPSCALE_FACTORS,
         upscaled_pixels: limits.upscaled_pixels,
         steps: limits.steps,
-        pictures: limits.images,
+        images: limits.images,
         references: limits.references,
         prompt: limits.prompt,
         tokens: limits.tokens,

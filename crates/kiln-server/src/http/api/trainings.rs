@@ -15,7 +15,7 @@ use super::file::file_response;
 use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
 use crate::Server;
 use crate::jobs::trainer::{LossPoint, TrainableModel, TrainingCheck};
-use crate::jobs::trainings::{NewPicture, Training, TrainingSnapshot, TrainingState, Trainings, thin};
+use crate::jobs::trainings::{Training, TrainingImage, TrainingSnapshot, TrainingState, Trainings, thin};
 
 /// The most points of a loss curve in a response.
 const MAX_POINTS: usize = 500;
@@ -33,16 +33,15 @@ pub(crate) struct TrainingView {
     /// Unfinished trainings before this one, while it is queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<usize>,
-    /// When it was ordered, in milliseconds since 1970.
+    /// When it was submitted, in milliseconds since 1970.
     created: i64,
     /// When it ended.
     finished: Option<i64>,
     /// Its settings, complete.
-    #[serde(rename = "order")]
     request: TrainRequest,
-    /// The number of its pictures.
-    pictures: usize,
-    /// What the check of the pictures found, and the cost.
+    /// The number of its images.
+    images: usize,
+    /// What the check of the images found, and the cost.
     check: TrainingCheck,
     /// What is being prepared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,7 +115,7 @@ impl TrainingView {
             created: training.created,
             finished: s.finished,
             request: training.request.clone(),
-            pictures: training.pictures,
+            images: training.images,
             check: training.check.clone(),
             preparing: s.preparing.clone().map(|(what, done, total)| Preparation { what, done, total }),
             step: s.step,
@@ -222,31 +221,33 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
     Ok(json(StatusCode::OK, &TrainingList { data }))
 }
 
-/// A training to start: its settings and pictures.
+/// A training to start: its settings and images.
 #[derive(Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewTraining {
     /// The settings.
     #[cfg_attr(feature = "schema", schema(value_type = TrainRequest))]
-    order: Fields,
-    /// The pictures with their captions. Upload them to `/v1/inputs` first, one by one.
-    pictures: Vec<NewPicture>,
+    #[serde(alias = "order")]
+    request: Fields,
+    /// The images with their captions. Upload them to `/v1/inputs` first, one by one.
+    #[serde(alias = "pictures")]
+    images: Vec<TrainingImage>,
 }
 
-/// Starts a training: the pictures are checked, then it is queued behind image jobs and other trainings.
+/// Starts a training: the images are checked, then it is queued behind image jobs and other trainings.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings", tag = "trainings", request_body = NewTraining, responses(
     (status = 201, description = "Queued", body = TrainingView),
-    (status = "4XX", description = "Not started: a picture, caption or setting is unusable", body = crate::http::api::error::ErrorBody),
+    (status = "4XX", description = "Not started: an image, caption or setting is unusable", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn start(
     State(server): State<Server>,
     caller: Caller,
-    Json(NewTraining { order, pictures }, permit): Json<NewTraining>,
+    Json(NewTraining { request, images }, permit): Json<NewTraining>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let trainings = allowed(&server, &caller)?;
-        let training = server.accept_training(trainings, parse_fields(&order)?, pictures, &caller)?;
+        let training = server.accept_training(trainings, parse_fields(&request)?, images, &caller)?;
         drop(permit);
         let view = TrainingView::new(trainings, &training, &training.snapshot());
         let location = format!("/v1/trainings/{}", training.id);
@@ -255,7 +256,7 @@ pub(crate) async fn start(
     .await
 }
 
-/// Checks a training without starting it: warnings about the pictures, and the cost.
+/// Checks a training without starting it: warnings about the images, and the cost.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings/check", tag = "trainings", request_body = NewTraining, responses(
     (status = 200, body = TrainingCheck),
     (status = "4XX", description = "It could not start", body = crate::http::api::error::ErrorBody),
@@ -263,11 +264,11 @@ pub(crate) async fn start(
 pub(crate) async fn check(
     State(server): State<Server>,
     caller: Caller,
-    Json(NewTraining { order, pictures }, permit): Json<NewTraining>,
+    Json(NewTraining { request, images }, permit): Json<NewTraining>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let trainings = allowed(&server, &caller)?;
-        let check = server.check_training(trainings, parse_fields(&order)?, pictures, &caller)?;
+        let check = server.check_training(trainings, parse_fields(&request)?, images, &caller)?;
         drop(permit);
         Ok::<_, ApiError>(json(StatusCode::OK, &check))
     })
@@ -347,7 +348,7 @@ fn conflict(message: &str) -> ApiError {
     ApiError::new(StatusCode::CONFLICT, "wrong_state", message)
 }
 
-/// Deletes a training that has ended: its pictures, checkpoints and samples. Its LoRA stays.
+/// Deletes a training that has ended: its images, checkpoints and samples. Its LoRA stays.
 #[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 200, description = "Deleted", body = TrainingList),
     (status = 409, description = "It has not ended: cancel it first", body = crate::http::api::error::ErrorBody),

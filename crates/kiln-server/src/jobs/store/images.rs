@@ -35,7 +35,6 @@ pub struct ImageRow {
     /// The model that generated it.
     pub model: String,
     /// The job's request.
-    #[serde(rename = "order")]
     pub request: Request,
     /// Its recipe: every setting it was generated with, as JSON.
     #[serde(skip)]

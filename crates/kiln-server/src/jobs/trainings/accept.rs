@@ -1,4 +1,4 @@
-//! Accepts trainings: checks their settings, copies their pictures, and lets the trainer look at them.
+//! Accepts trainings: checks their settings, copies their images, and lets the trainer look at them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use crate::jobs::random::random_bytes;
 use crate::jobs::store::now;
 use crate::jobs::trainer::{TrainingCheck, TrainingTask};
 
-/// The most pictures of a training.
-const MAX_PICTURES: usize = 1000;
+/// The most images of a training.
+const MAX_IMAGES: usize = 1000;
 /// The most unfinished trainings of a client.
 const MAX_UNFINISHED: usize = 8;
 /// The most trainings that are kept for a client.
@@ -32,12 +32,12 @@ const MAX_RANK: u32 = 256;
 const MAX_CHECKPOINTS: u64 = 200;
 const MAX_SAMPLES: usize = 8;
 
-/// A picture to learn.
+/// An image to learn.
 #[derive(Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub(crate) struct NewPicture {
-    /// An image of `/v1/inputs` (`input:…`), a generated one (`picture:…`), a data URL or base64.
+pub(crate) struct TrainingImage {
+    /// An image of `/v1/inputs` (`input:…`), a generated one (`image:…`), a data URL or base64.
     image: String,
     /// What it shows.
     #[serde(default)]
@@ -57,13 +57,13 @@ impl Intake {
         &self,
         trainings: &Trainings,
         request: TrainRequest,
-        pictures: Vec<NewPicture>,
+        images: Vec<TrainingImage>,
         caller: &Caller,
     ) -> Result<TrainingCheck, JobError> {
         let request = self.complete(trainings, request)?;
         let _turn = trainings.checks.wait()?;
         let folder = TemporaryFolder::create(&trainings.folder).map_err(|error| storage(&error))?;
-        self.copy_pictures(folder.path(), pictures, caller, u64::MAX)?;
+        self.copy_images(folder.path(), images, caller, u64::MAX)?;
         check(trainings, &request, folder.path())
     }
 
@@ -72,14 +72,14 @@ impl Intake {
         &self,
         trainings: &Trainings,
         request: TrainRequest,
-        pictures: Vec<NewPicture>,
+        images: Vec<TrainingImage>,
         caller: &Caller,
     ) -> Result<Arc<Training>, JobError> {
         let request = self.complete(trainings, request)?;
         let turn = trainings.checks.wait()?;
         let room = self.room_for(trainings, caller)?;
         let folder = TemporaryFolder::create(&trainings.folder).map_err(|error| storage(&error))?;
-        let (pictures, picture_bytes) = self.copy_pictures(folder.path(), pictures, caller, room)?;
+        let (images, image_bytes) = self.copy_images(folder.path(), images, caller, room)?;
         let mut check = check(trainings, &request, folder.path())?;
         drop(turn);
         if self.config.check.is_some() {
@@ -94,8 +94,8 @@ impl Intake {
             client: caller.client.clone(),
             created: now(),
             request,
-            pictures,
-            picture_bytes,
+            images,
+            image_bytes,
             check,
             state: TrainingState::Queued,
             step: 0,
@@ -115,52 +115,52 @@ impl Intake {
             all.push(Arc::clone(&training));
         }
         trainings.wake();
-        tracing::info!(training = id, client = caller.client, pictures, "training queued");
+        tracing::info!(training = id, client = caller.client, images, "training queued");
         Ok(training)
     }
 
-    /// Bytes of pictures that a client may store for another training.
+    /// Bytes of images that a client may store for another training.
     fn room_for(&self, trainings: &Trainings, caller: &Caller) -> Result<u64, JobError> {
         let all = lock(&trainings.all);
         check_counts(&all, caller)?;
         let own = all.iter().filter(|training| training.client == caller.client);
-        let used: u64 = own.map(|training| training.picture_bytes).sum();
+        let used: u64 = own.map(|training| training.image_bytes).sum();
         let quota = caller.quotas.inputs.unwrap_or(self.config.limits.inputs);
         Ok(quota.saturating_sub(used))
     }
 
-    /// Links or copies the pictures into the folder of a training; returns their number and bytes.
-    fn copy_pictures(
+    /// Links or copies the images into the folder of a training; returns their number and bytes.
+    fn copy_images(
         &self,
         folder: &Path,
-        pictures: Vec<NewPicture>,
+        images: Vec<TrainingImage>,
         caller: &Caller,
         room: u64,
     ) -> Result<(usize, u64), JobError> {
-        match pictures.len() {
-            0 => return Err(invalid("pictures", "a training needs pictures")),
-            count if count > MAX_PICTURES => {
-                let message = format!("a training has at most {MAX_PICTURES} pictures, found {count}");
-                return Err(invalid("pictures", message));
+        match images.len() {
+            0 => return Err(invalid("images", "a training needs images")),
+            count if count > MAX_IMAGES => {
+                let message = format!("a training has at most {MAX_IMAGES} images, found {count}");
+                return Err(invalid("images", message));
             }
             _ => {}
         }
-        let pictures_folder = Training::pictures_folder(folder);
-        fs::create_dir(&pictures_folder).map_err(|error| storage(&error))?;
-        let (count, mut bytes) = (pictures.len(), 0);
-        for (number, picture) in (1..).zip(pictures) {
+        let images_folder = Training::images_folder(folder);
+        fs::create_dir(&images_folder).map_err(|error| storage(&error))?;
+        let (count, mut bytes) = (images.len(), 0);
+        for (number, item) in (1..).zip(images) {
             let limit = self.config.limits.prompt;
-            if picture.caption.len() > limit {
-                let message = format!("the caption of picture {number} has more than {limit} bytes");
-                return Err(invalid("pictures", message));
+            if item.caption.len() > limit {
+                let message = format!("the caption of image {number} has more than {limit} bytes");
+                return Err(invalid("images", message));
             }
-            let mut file = FileRef::from(PathBuf::from(picture.image));
-            self.store_input_image(&mut file, &format!("picture {number}"), caller)?;
+            let mut file = FileRef::from(PathBuf::from(item.image));
+            self.store_input_image(&mut file, &format!("image {number}"), caller)?;
             let source = self.store.inputs().path(name(&file.path));
             let source = source.ok_or_else(|| {
-                JobError::request("inputs_full", "the pictures are more than what is kept for you")
+                JobError::request("inputs_full", "the images are more than what is kept for you")
             })?;
-            let path = pictures_folder.join(file_name(number, &picture.name));
+            let path = images_folder.join(file_name(number, &item.name));
             // The file of an input never changes.
             if fs::hard_link(&source, &path).is_err() {
                 fs::copy(&source, &path).map_err(|error| storage(&error))?;
@@ -168,12 +168,12 @@ impl Intake {
             bytes += fs::metadata(&path).map_or(0, |metadata| metadata.len());
             if bytes > room {
                 let message = format!(
-                    "the pictures of your trainings have more bytes than you may store, {room} are left; delete \
-                     trainings, or use smaller pictures"
+                    "the images of your trainings have more bytes than you may store, {room} are left; delete \
+                     trainings, or use smaller images"
                 );
                 return Err(JobError::request("inputs_full", message));
             }
-            let caption = picture.caption.trim();
+            let caption = item.caption.trim();
             if !caption.is_empty() {
                 fs::write(path.with_extension("txt"), caption).map_err(|error| storage(&error))?;
             }
@@ -272,10 +272,10 @@ pub(super) fn check_unfinished(all: &[Arc<Training>], client: &str, caller: &Cal
     Ok(())
 }
 
-/// Lets the trainer look at the pictures and settings.
+/// Lets the trainer look at the images and settings.
 fn check(trainings: &Trainings, request: &TrainRequest, folder: &Path) -> Result<TrainingCheck, JobError> {
-    let (pictures, folder) = (Training::pictures_folder(folder), Training::run_folder(folder));
-    trainings.trainer.check(TrainingTask { request, pictures: &pictures, folder: &folder })
+    let (images, folder) = (Training::images_folder(folder), Training::run_folder(folder));
+    trainings.trainer.check(TrainingTask { request, images: &images, folder: &folder })
 }
 
 /// Fills in what a request leaves out: the model, and the settings of its preset.
@@ -338,7 +338,7 @@ fn check_name(name: &str) -> Result<(), JobError> {
     Err(invalid("name", message))
 }
 
-/// The file name of a picture: its number and what is harmless of its own name. The content decides the format.
+/// The file name of an image: its number and what is harmless of its own name. The content decides the format.
 fn file_name(number: usize, own: &str) -> String {
     let own = own.rsplit(['/', '\\']).next().unwrap_or_default();
     let (stem, extension) = own.rsplit_once('.').unwrap_or((own, ""));

@@ -1,4 +1,4 @@
-//! Checks of pictures, one at a time: each decodes many on all processors.
+//! Checks of images, one at a time: each decodes many on all processors.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
@@ -22,7 +22,7 @@ impl CheckQueue {
     pub(super) fn wait(&self) -> Result<CheckTurn<'_>, JobError> {
         let more = |count| (count < MAX_CHECKS).then_some(count + 1);
         if self.count.fetch_update(SeqCst, SeqCst, more).is_err() {
-            let message = "the pictures of other trainings are being checked; try again later";
+            let message = "the images of other trainings are being checked; try again later";
             return Err(JobError::server("busy", message));
         }
         // Counted from here on, and no longer when it is dropped.

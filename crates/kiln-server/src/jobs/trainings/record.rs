@@ -20,10 +20,12 @@ pub(super) struct Record {
     pub(super) id: String,
     pub(super) client: String,
     pub(super) created: i64,
-    #[serde(rename = "order")]
+    #[serde(alias = "order")]
     pub(super) request: TrainRequest,
-    pub(super) pictures: usize,
-    pub(super) picture_bytes: u64,
+    #[serde(alias = "pictures")]
+    pub(super) images: usize,
+    #[serde(alias = "picture_bytes")]
+    pub(super) image_bytes: u64,
     pub(super) check: TrainingCheck,
     pub(super) state: TrainingState,
     pub(super) step: u64,

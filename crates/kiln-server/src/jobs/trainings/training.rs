@@ -21,7 +21,7 @@ pub(crate) enum TrainingState {
     /// Waits for its turn.
     #[default]
     Queued,
-    /// Pictures and captions are encoded, the model is loaded.
+    /// Images and captions are encoded, the model is loaded.
     Preparing,
     /// Takes its steps.
     Running,
@@ -58,7 +58,7 @@ pub(crate) struct TrainingSnapshot {
     pub(crate) loss: Option<f32>,
     /// Seconds of a step.
     pub(crate) seconds: Option<f32>,
-    /// What the user should know, besides what the check of the pictures found.
+    /// What the user should know, besides what the check of the images found.
     pub(crate) notes: Vec<String>,
     /// Counts new samples.
     pub(crate) samples: u32,
@@ -75,8 +75,8 @@ pub(crate) struct Training {
     pub(crate) client: String,
     pub(crate) created: i64,
     pub(crate) request: TrainRequest,
-    pub(crate) pictures: usize,
-    pub(crate) picture_bytes: u64,
+    pub(crate) images: usize,
+    pub(crate) image_bytes: u64,
     pub(crate) check: TrainingCheck,
     folder: PathBuf,
     cancelled: AtomicBool,
@@ -89,14 +89,14 @@ pub(crate) struct Training {
 
 impl Training {
     pub(super) fn new(record: Record, folder: &Path, snapshot: TrainingSnapshot) -> Training {
-        let Record { id, client, created, request, pictures, picture_bytes, check, .. } = record;
+        let Record { id, client, created, request, images, image_bytes, check, .. } = record;
         Training {
             id,
             client,
             created,
             request,
-            pictures,
-            picture_bytes,
+            images,
+            image_bytes,
             check,
             folder: folder.to_owned(),
             cancelled: AtomicBool::new(false),
@@ -106,8 +106,8 @@ impl Training {
         }
     }
 
-    /// The folder of a training's pictures, in its own.
-    pub(super) fn pictures_folder(folder: &Path) -> PathBuf {
+    /// The folder of a training's images, in its own.
+    pub(super) fn images_folder(folder: &Path) -> PathBuf {
         folder.join("pictures")
     }
 
@@ -121,9 +121,8 @@ impl Training {
     }
 
     pub(super) fn with_task<T>(&self, use_task: impl FnOnce(TrainingTask<'_>) -> T) -> T {
-        let (pictures, folder) =
-            (Training::pictures_folder(&self.folder), Training::run_folder(&self.folder));
-        use_task(TrainingTask { request: &self.request, pictures: &pictures, folder: &folder })
+        let (images, folder) = (Training::images_folder(&self.folder), Training::run_folder(&self.folder));
+        use_task(TrainingTask { request: &self.request, images: &images, folder: &folder })
     }
 
     pub(crate) fn watch(&self) -> watch::Receiver<TrainingSnapshot> {
@@ -189,8 +188,8 @@ impl Training {
             client: self.client.clone(),
             created: self.created,
             request: self.request.clone(),
-            pictures: self.pictures,
-            picture_bytes: self.picture_bytes,
+            images: self.images,
+            image_bytes: self.image_bytes,
             check: self.check.clone(),
             state,
             step,

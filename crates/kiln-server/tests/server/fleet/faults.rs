@@ -189,10 +189,10 @@ fn check(chaos: &Chaos, results: Vec<(usize, Ended)>, ports: &[u16], nats: &Nats
         assert!(ids.insert(id.clone()), "{id} was given twice");
         if job["status"] == "done" {
             made += 1;
-            let pictures = job["pictures"].as_array().unwrap();
-            assert_eq!(pictures.len(), 1, "{job}");
-            assert_eq!(pictures[0]["seed"], number.to_string(), "{job}");
-            let file = format!("GET /v1/pictures/{}", pictures[0]["id"].as_str().unwrap());
+            let images = job["images"].as_array().unwrap();
+            assert_eq!(images.len(), 1, "{job}");
+            assert_eq!(images[0]["seed"], number.to_string(), "{job}");
+            let file = format!("GET /v1/images/{}", images[0]["id"].as_str().unwrap());
             assert_eq!(ask(ports[number % ports.len()], &file, "").map(|(status, _)| status), Some(200));
         } else {
             assert!(job["error"]["code"].is_string(), "{job}");
@@ -202,7 +202,7 @@ fn check(chaos: &Chaos, results: Vec<(usize, Ended)>, ports: &[u16], nats: &Nats
     // The gallery has each of them once.
     let (mut images, mut before) = (HashSet::new(), String::new());
     loop {
-        let page = ask(ports[0], &format!("GET /v1/pictures?limit=200{before}"), "").unwrap().1;
+        let page = ask(ports[0], &format!("GET /v1/images?limit=200{before}"), "").unwrap().1;
         for image in page["data"].as_array().unwrap() {
             assert!(images.insert(image["id"].as_str().unwrap().to_owned()));
             before = format!("&before={}", image["id"].as_str().unwrap());

@@ -145,8 +145,8 @@ async fn forged_tickets_records_and_images_are_refused() {
     state.put(format!("image.{id}-0"), image(0, &lie).into()).await.unwrap();
     let after = server.submit(json!({ "prompt": "fine" })).await;
     server.wait(&after).await;
-    server.get(&format!("/v1/pictures/{id}-7")).await.expect_error(404, "not_found");
-    server.get(&format!("/v1/pictures/{id}-0/file")).await.expect_error(404, "not_found");
+    server.get(&format!("/v1/images/{id}-7")).await.expect_error(404, "not_found");
+    server.get(&format!("/v1/images/{id}-0/file")).await.expect_error(404, "not_found");
     assert_eq!(job["status"], "done");
     worker.drain().await;
     assert_eq!(QueueAdmin::open(config).unwrap().tickets().unwrap(), 0);
@@ -176,8 +176,8 @@ async fn two_gateways_serve_the_same_jobs_and_a_drained_worker_returns_its_job()
     second.generate(SleepingGenerator(Duration::from_millis(100)));
     assert_eq!(b.wait(&id).await["status"], "done");
     for server in [&a, &b] {
-        let picture = format!("/v1/pictures/{id}-0/file");
-        assert!(!server.get(&picture).await.ok().bytes.is_empty());
+        let image = format!("/v1/images/{id}-0/file");
+        assert!(!server.get(&image).await.ok().bytes.is_empty());
     }
     // Cancelled through the other gateway.
     let slow = a.submit(json!({ "prompt": "long", "n": 1 })).await;

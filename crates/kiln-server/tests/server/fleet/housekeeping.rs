@@ -38,7 +38,7 @@ async fn old_files_that_belong_to_nothing_are_deleted() {
     while files.info(orphan.as_str()).await.is_ok_and(|info| !info.deleted) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(!second.get(&format!("/v1/pictures/{id}-0/file")).await.ok().bytes.is_empty());
+    assert!(!second.get(&format!("/v1/images/{id}-0/file")).await.ok().bytes.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -348,7 +348,7 @@ fn frozen_workers_come_back_and_no_job_is_blamed() {
     }
     // What a worker drops that comes back too late is what another one has stored.
     for id in ids {
-        let (status, _) = ask(gateway.port, &format!("GET /v1/pictures/{id}-0/file"), "").unwrap();
+        let (status, _) = ask(gateway.port, &format!("GET /v1/images/{id}-0/file"), "").unwrap();
         assert_eq!(status, 200, "the file of job {id} is gone");
     }
 }

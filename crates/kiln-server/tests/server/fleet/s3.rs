@@ -54,7 +54,7 @@ async fn inputs_and_images_are_objects_of_the_bucket() {
     let job = json!({ "prompt": "fine", "seed": 3, "references": [base64(&reference)] });
     let id = server.submit(job).await;
     assert_eq!(server.wait(&id).await["status"], "done");
-    let file = format!("/v1/pictures/{id}-0/file");
+    let file = format!("/v1/images/{id}-0/file");
     let image = server.get(&file).await.ok().bytes;
     wait_until_gone(&s3, &orphan).await;
     let names = s3.names();
@@ -75,7 +75,7 @@ async fn inputs_and_images_are_objects_of_the_bucket() {
     s3.replace(&stored, &image);
     let other = open("c");
     assert_eq!(other.get(&file).await.ok().bytes, image);
-    other.delete(&format!("/v1/pictures/{id}-0")).await.ok();
+    other.delete(&format!("/v1/images/{id}-0")).await.ok();
     wait_until_gone(&s3, &stored).await;
     worker.drain().await;
 }

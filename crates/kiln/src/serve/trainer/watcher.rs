@@ -74,7 +74,7 @@ impl JobWatcher for ServerWatcher<'_> {
     fn encoding(&mut self, stage: EncodingStage, done: usize, total: usize) {
         let what = match stage {
             EncodingStage::Texts => "captions",
-            EncodingStage::Pictures => "pictures",
+            EncodingStage::Images => "images",
         };
         self.progress.preparing(what, done, total);
         self.make_way();

@@ -43,7 +43,7 @@ pub(crate) async fn png_info(Json(body, permit): Json<PngInfo>) -> Result<Respon
     run_blocking(move || {
         let bytes = decode(&body.image, "image")?;
         drop(permit);
-        let unreadable = |error: kiln_image::Error| JobError::request("invalid_picture", error.to_string());
+        let unreadable = |error: kiln_image::Error| JobError::request("invalid_image", error.to_string());
         let text = kiln_image::read_parameters(&bytes).map_err(unreadable)?;
         let recipe = kiln_image::read_recipe(&bytes).map_err(unreadable)?;
         let info = text.or_else(|| Some(Recipe::parse(recipe.as_deref()?).ok()?.parameters()));

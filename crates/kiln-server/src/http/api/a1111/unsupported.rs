@@ -52,7 +52,7 @@ impl Unsupported {
     /// Fails if a field asks for something.
     pub(super) fn refuse(&self) -> Result<(), ApiError> {
         let upscale = "high-resolution fix is not offered; generate the image, then upscale it: \
-                       POST /v1/jobs with {\"init\": \"picture:ID\", \"upscale\": 2}";
+                       POST /v1/jobs with {\"init\": \"image:ID\", \"upscale\": 2}";
         let fields = [
             ("enable_hr", &self.enable_hr, upscale),
             ("restore_faces", &self.restore_faces, "face restoration is not offered"),

@@ -44,7 +44,7 @@ export function showImage(element, src, gone = () => {}) {
 }
 
 /** An image element. */
-export function picture(src, properties = {}, gone = undefined) {
+export function makeImage(src, properties = {}, gone = undefined) {
   const image = make("img", properties);
   showImage(image, src, gone);
   return image;
