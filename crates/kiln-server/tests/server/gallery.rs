@@ -20,7 +20,7 @@ async fn images_are_listed_searched_and_deleted() {
             .await
             .ok()
             .json();
-        ids.push(generated["data"][0]["image"].as_str().unwrap().to_owned());
+        ids.push(generated["data"][0]["id"].as_str().unwrap().to_owned());
     }
     assert_eq!(prompts(&server, "").await, ["100% fox_trot", "a blue hen", "a red fox"]);
     assert_eq!(prompts(&server, "?search=FOX").await, ["100% fox_trot", "a red fox"]);
@@ -68,4 +68,19 @@ async fn the_oldest_images_are_deleted() {
     }
     let left = prompts(&server, "").await;
     assert!(left.len() < 4 && left.starts_with(&["f".into(), "e".into()]), "{left:?}");
+}
+
+#[tokio::test]
+async fn earlier_names_are_still_read() {
+    let server = TestServer::new();
+    let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
+    let id = generated["data"][0]["id"].as_str().unwrap();
+    let [earlier, now] = ["pictures", "images"].map(|name| format!("/v1/{name}/{id}"));
+    assert_eq!(server.get(&earlier).await.ok().json(), server.get(&now).await.ok().json());
+    assert_eq!(server.get("/v1/pictures").await.ok().json()["data"].as_array().unwrap().len(), 1);
+    for prefix in ["picture", "image"] {
+        server.submit(json!({ "prompt": "a hen", "references": [format!("{prefix}:{id}")] })).await;
+    }
+    let x = json!({ "field": "steps", "values": [1] });
+    server.post("/v1/plots", json!({ "order": { "prompt": "a" }, "x": x })).await.ok();
 }

@@ -137,8 +137,7 @@ async fn uploaded_and_generated_images_can_be_references() {
     let input = server.send(request.body(bytes.clone().into()).unwrap()).await.ok().json();
     assert_eq!((&input["width"], &input["height"]), (&json!(32), &json!(16)));
     let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
-    let references =
-        json!([input["id"], format!("image:{}", generated["data"][0]["image"].as_str().unwrap())]);
+    let references = json!([input["id"], format!("image:{}", generated["data"][0]["id"].as_str().unwrap())]);
     let id = server.submit(json!({ "prompt": "both", "references": references })).await;
     assert_eq!(server.wait(&id).await["status"], "done");
     let job = server.received.lock().unwrap()[1].clone();

@@ -57,7 +57,7 @@ async fn a_key_sees_cancels_and_deletes_only_what_it_made() {
     let server = server();
     let generated =
         call(&server, "bob-key", "POST", "/v1/images/generations", Some(json!({ "prompt": "a fox" }))).await;
-    let image = generated.ok().json()["data"][0]["image"].as_str().unwrap().to_owned();
+    let image = generated.ok().json()["data"][0]["id"].as_str().unwrap().to_owned();
     let job = image.split('-').next().unwrap().to_owned();
     let input = upload(&server, "bob-key", png(16, 16)).await.ok().json()["id"].as_str().unwrap().to_owned();
     let paths = [
@@ -219,7 +219,7 @@ async fn recipes_are_left_out_of_files_on_request() {
     for embed in [true, false] {
         let server = TestServer::with(|config| config.embed_recipes = embed);
         let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
-        let url = format!("/v1/images/{}", generated["data"][0]["image"].as_str().unwrap());
+        let url = format!("/v1/images/{}", generated["data"][0]["id"].as_str().unwrap());
         let file = server.get(&format!("{url}/file")).await.ok();
         assert_eq!(kiln_image::read_recipe(&file.bytes).unwrap().is_some(), embed);
         assert_eq!(String::from_utf8_lossy(&file.bytes).contains("a fox"), embed);

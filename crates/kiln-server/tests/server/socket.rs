@@ -106,7 +106,7 @@ async fn a_response_that_is_not_read_times_out() {
         .await
         .ok()
         .json();
-    let id = generated["data"][0]["image"].as_str().unwrap();
+    let id = generated["data"][0]["id"].as_str().unwrap();
     // Images of one colour are small files: request many on one connection, and read none.
     let mut lazy = TcpStream::connect(address).await.unwrap();
     let ask = format!("GET /v1/images/{id}/file HTTP/1.1\r\nHost: localhost\r\n\r\n").repeat(2000);

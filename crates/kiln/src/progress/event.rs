@@ -74,7 +74,6 @@ pub enum ProgressEvent<'a> {
     /// The image may differ from what the user expects.
     Warning { text: &'a str },
     /// An image was written.
-    #[serde(rename = "image")]
     Image {
         file: String,
         #[serde(rename = "image")]

@@ -14,6 +14,7 @@ mod dev;
 mod dev_files;
 #[cfg(all(unix, feature = "ember", feature = "serve"))]
 mod docs;
+mod earlier;
 #[cfg(feature = "ember")]
 mod ember;
 #[cfg(all(target_os = "linux", feature = "ember", feature = "serve"))]

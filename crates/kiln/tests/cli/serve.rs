@@ -102,7 +102,7 @@ fn the_server_generates_the_same_images_as_the_command_line() {
     let recipe = kiln_image::read_recipe(&bytes).unwrap().unwrap();
     assert!(recipe.contains("\"seed\":7") && recipe.contains("\"model\":{\"path\":\"ember\""), "{recipe}");
     // An image with a reference and a mask, generated again from its own recipe.
-    let image = format!("image:{}", response["data"][0]["image"].as_str().unwrap());
+    let image = format!("image:{}", response["data"][0]["id"].as_str().unwrap());
     let body = json!({ "prompt": "a hat", "images": [image, image], "strength": 0.7, "steps": 3, "seed": 3 });
     let (status, response) = server.call("POST", "/v1/images/edits", Some(body));
     assert_eq!(status, 200, "{response}");

@@ -22,7 +22,7 @@ const KEEP_JOBS: u32 = 1000;
 const BEYOND_NUMBER: &str = "id IN (SELECT id FROM
      (SELECT id, row_number() OVER (PARTITION BY favourite ORDER BY own, seq DESC) AS place FROM
       (SELECT pictures.id, pictures.seq, coalesce(favourite, 0) AS favourite, row_number() OVER
-       (PARTITION BY client, coalesce(favourite, 0) ORDER BY images.seq DESC) AS own
+       (PARTITION BY client, coalesce(favourite, 0) ORDER BY pictures.seq DESC) AS own
        FROM pictures LEFT JOIN jobs ON jobs.id = job LEFT JOIN marks ON picture = pictures.id))
      WHERE place > ?)";
 
@@ -31,7 +31,7 @@ const BEYOND_NUMBER: &str = "id IN (SELECT id FROM
 const BEYOND_BYTES: &str = "id IN (SELECT id FROM
      (SELECT id, sum(bytes) OVER (ORDER BY trash, own, seq DESC ROWS UNBOUNDED PRECEDING) AS total FROM
       (SELECT pictures.id, pictures.seq, bytes, trashed IS NOT NULL AS trash, sum(bytes) OVER
-       (PARTITION BY client, trashed IS NOT NULL ORDER BY coalesce(favourite, 0) DESC, images.seq DESC
+       (PARTITION BY client, trashed IS NOT NULL ORDER BY coalesce(favourite, 0) DESC, pictures.seq DESC
         ROWS UNBOUNDED PRECEDING) AS own
        FROM pictures LEFT JOIN jobs ON jobs.id = job LEFT JOIN marks ON picture = pictures.id))
      WHERE total > ?)";
