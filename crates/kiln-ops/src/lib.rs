@@ -2,8 +2,8 @@
 //!
 //! [`Backend`] defines each one: its formula, shapes and dtypes. [`Reference`] implements them as plain loops in f64,
 //! never optimized: the oracle that every other backend is tested against. [`TrainingBackend`] adds gradients and optimizer
-//! steps. [`TimedBackend`] measures another backend,
-//! and [`backend_methods!`] generates such wrappers.
+//! steps. [`TimedBackend`] measures another backend. [`backend_methods!`] writes the operations of a backend that treats
+//! them alike.
 //!
 //! ```
 //! use kiln_ops::{Backend, Reference};
@@ -18,14 +18,19 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod args;
+// First, since macros are in scope only below their declaration.
+#[macro_use]
+mod operations;
+#[macro_use]
 mod backend;
+#[macro_use]
+pub mod training;
+
+mod args;
 mod error;
-mod forward;
 mod reference;
 pub mod shapes;
 mod timed;
-pub mod training;
 
 pub use args::{Activation, AttentionMask, AttentionSpec, ConvGeometry, RopeLayout, RopeTable, RowGroups};
 pub use backend::{Backend, Pending, Residency, RunMode, Tensor};
@@ -34,3 +39,18 @@ pub use kiln_tensor::{fp8, int8};
 pub use reference::Reference;
 pub use timed::{OpStats, OpTimer, TimedBackend, TimedConv, TimedWeight};
 pub use training::TrainingBackend;
+
+/// The types in the signatures of all operations, for [`backend_methods!`] and [`training_methods!`].
+pub mod signatures {
+    pub use std::ops::Range;
+
+    pub use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
+
+    pub use crate::training::{
+        AdamWStep, AdamWTensor, AdaptedOutput, LowRank, LowRankGradient, ProdigyStep, ProdigyTensor,
+        Quantized8, QuantizedAdamWTensor,
+    };
+    pub use crate::{
+        Activation, AttentionSpec, ConvGeometry, Pending, Residency, Result, RopeTable, RowGroups,
+    };
+}

@@ -3,7 +3,8 @@ use kiln_tensor::HostTensor;
 use super::{tensor, values};
 use crate::{AttentionMask, AttentionSpec, Result, shapes};
 
-pub(super) fn concat_rows(blocks: &[&HostTensor]) -> Result<Vec<f64>> {
+/// The elements of row blocks.
+pub(super) fn concat_values(blocks: &[&HostTensor]) -> Result<Vec<f64>> {
     let mut all = Vec::new();
     for block in blocks {
         all.extend(values(block)?);
@@ -27,7 +28,7 @@ pub(super) fn attention(
 ) -> Result<HostTensor> {
     let size = shapes::attention(q, k, v, spec)?;
     let dtype = q[0].dtype();
-    let (q, k, v) = (concat_rows(q)?, concat_rows(k)?, concat_rows(v)?);
+    let (q, k, v) = (concat_values(q)?, concat_values(k)?, concat_values(v)?);
     let dim = size.head_dim;
     let scale = 1.0 / (dim as f64).sqrt();
     let mut out = vec![0.0; q.len()];

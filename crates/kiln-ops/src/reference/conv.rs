@@ -12,15 +12,13 @@ pub struct Conv {
     bias: Vec<f64>,
 }
 
-impl Conv {
-    pub fn new(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self> {
-        let size = shapes::load_conv(kernel, bias)?;
-        let bias = match bias {
-            Some(bias) => floats("conv", bias)?,
-            None => vec![0.0; size[0]],
-        };
-        Ok(Conv { size, kernel: floats("conv", kernel)?, bias })
-    }
+pub(super) fn load_conv(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Conv> {
+    let size = shapes::load_conv(kernel, bias)?;
+    let bias = match bias {
+        Some(bias) => floats("conv", bias)?,
+        None => vec![0.0; size[0]],
+    };
+    Ok(Conv { size, kernel: floats("conv", kernel)?, bias })
 }
 
 /// The upsampled and zero-padded input.

@@ -53,8 +53,28 @@ pub(super) fn relative_l1(x: &HostTensor, y: &HostTensor) -> Result<HostTensor> 
     tensor(shape, DType::F32, vec![if difference == 0.0 { 0.0 } else { difference / size }])
 }
 
+pub(super) fn add(x: &HostTensor, y: &HostTensor) -> Result<HostTensor> {
+    shapes::add(x, y)?;
+    zip(x, y, |x, y| x + y)
+}
+
+pub(super) fn add_scaled(x: &HostTensor, y: &HostTensor, s: f32) -> Result<HostTensor> {
+    shapes::add_scaled(x, y)?;
+    zip(x, y, |x, y| x + f64::from(s) * y)
+}
+
+pub(super) fn lerp(x: &HostTensor, y: &HostTensor, t: f32) -> Result<HostTensor> {
+    shapes::lerp(x, y)?;
+    zip(x, y, |x, y| f64::from(t) * y + (1.0 - f64::from(t)) * x)
+}
+
+pub(super) fn guide(c: &HostTensor, u: &HostTensor, g: f32) -> Result<HostTensor> {
+    shapes::guide(c, u)?;
+    zip(c, u, |c, u| u + f64::from(g) * (c - u))
+}
+
 /// Applies `f` to pairs of elements; the caller has checked the shapes.
-pub(super) fn zip(x: &HostTensor, y: &HostTensor, f: impl Fn(f64, f64) -> f64) -> Result<HostTensor> {
+fn zip(x: &HostTensor, y: &HostTensor, f: impl Fn(f64, f64) -> f64) -> Result<HostTensor> {
     let out = values(x)?.into_iter().zip(values(y)?).map(|(x, y)| f(x, y)).collect();
     tensor(x.shape(), x.dtype(), out)
 }

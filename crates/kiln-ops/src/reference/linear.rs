@@ -4,7 +4,7 @@ use kiln_tensor::packed::PackedTensor;
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta};
 
 use super::{NAME, movement, tensor, values};
-use crate::{Error, Result, RowGroups, fp8, int8, shapes};
+use crate::{Error, Residency, Result, RowGroups, fp8, int8, shapes};
 
 /// A linear layer: weight, bias and LoRA deltas.
 #[derive(Clone)]
@@ -35,42 +35,39 @@ struct LoraFactors {
     scale: f64,
 }
 
+pub(super) fn load_weight(linear: HostLinear, _: Residency) -> Result<Linear> {
+    let size = [linear.rows(), linear.cols()];
+    let weight = match linear.weight() {
+        LinearWeight::Int8 { rows, scales } => {
+            let integers = rows.iter().flat_map(|rows| rows.bytes().iter().map(|&b| b as i8));
+            Weight::Int8(integers.collect(), concat(scales)?)
+        }
+        LinearWeight::Packed(packed) if linear.fp8_matmul() && packed.iter().all(PackedTensor::is_fp8) => {
+            let unscaled =
+                |p: &PackedTensor| PackedTensor::new(p.format(), p.shape(), p.bytes().clone())?.to_f32();
+            let unscaled = packed.iter().map(unscaled).collect::<Result<Vec<_>, _>>()?;
+            let scales = packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
+            Weight::Fp8(concat(&unscaled)?, scales)
+        }
+        LinearWeight::Dense(dense) => float_weight(concat(dense)?, size[1], linear.fp8_matmul()),
+        LinearWeight::Packed(packed) => {
+            let dense = packed.iter().map(PackedTensor::to_f32).collect::<Result<Vec<_>, _>>()?;
+            float_weight(concat(&dense)?, size[1], linear.fp8_matmul())
+        }
+    };
+    let bias = match linear.bias() {
+        Some(bias) => floats("weight", bias)?,
+        None => vec![0.0; size[0]],
+    };
+    Ok(Linear { size, weight, bias, deltas: lora_factors(linear.deltas())? })
+}
+
+pub(super) fn with_deltas(w: &Linear, deltas: Vec<LoraDelta>) -> Result<Linear> {
+    shapes::with_deltas(&deltas, w.size)?;
+    Ok(Linear { deltas: lora_factors(&deltas)?, ..w.clone() })
+}
+
 impl Linear {
-    pub fn new(linear: HostLinear) -> Result<Self> {
-        let size = [linear.rows(), linear.cols()];
-        let weight = match linear.weight() {
-            LinearWeight::Int8 { rows, scales } => {
-                let integers = rows.iter().flat_map(|rows| rows.bytes().iter().map(|&b| b as i8));
-                Weight::Int8(integers.collect(), concat(scales)?)
-            }
-            LinearWeight::Packed(packed)
-                if linear.fp8_matmul() && packed.iter().all(PackedTensor::is_fp8) =>
-            {
-                let unscaled =
-                    |p: &PackedTensor| PackedTensor::new(p.format(), p.shape(), p.bytes().clone())?.to_f32();
-                let unscaled = packed.iter().map(unscaled).collect::<Result<Vec<_>, _>>()?;
-                let scales = packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
-                Weight::Fp8(concat(&unscaled)?, scales)
-            }
-            LinearWeight::Dense(dense) => float_weight(concat(dense)?, size[1], linear.fp8_matmul()),
-            LinearWeight::Packed(packed) => {
-                let dense = packed.iter().map(PackedTensor::to_f32).collect::<Result<Vec<_>, _>>()?;
-                float_weight(concat(&dense)?, size[1], linear.fp8_matmul())
-            }
-        };
-        let bias = match linear.bias() {
-            Some(bias) => floats("weight", bias)?,
-            None => vec![0.0; size[0]],
-        };
-        Ok(Linear { size, weight, bias, deltas: lora_factors(linear.deltas())? })
-    }
-
-    /// The same layer with other LoRA deltas.
-    pub fn with_deltas(&self, deltas: &[LoraDelta]) -> Result<Self> {
-        shapes::with_deltas(deltas, self.size)?;
-        Ok(Linear { deltas: lora_factors(deltas)?, ..self.clone() })
-    }
-
     /// `[out, in]`, and the number of LoRA deltas.
     pub(super) fn size(&self) -> ([usize; 2], usize) {
         (self.size, self.deltas.len())

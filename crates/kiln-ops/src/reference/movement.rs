@@ -1,7 +1,37 @@
-use kiln_tensor::HostTensor;
+use std::ops::Range;
+
+use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::{tensor, values};
 use crate::{Result, shapes};
+
+pub(super) fn upload(host: &HostTensor, dtype: DType) -> Result<HostTensor> {
+    shapes::upload(host, dtype)?;
+    Ok(host.to_dtype(dtype)?)
+}
+
+pub(super) fn download(x: &HostTensor) -> Result<HostTensor> {
+    Ok(x.clone())
+}
+
+pub(super) fn download_bytes(x: &HostTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+    let byte = |&v: &f32| ((v * scale + shift).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
+    Ok(x.to_f32()?.iter().map(byte).collect())
+}
+
+pub(super) fn reshape(x: &HostTensor, shape: Shape) -> Result<HostTensor> {
+    Ok(x.reshape(shapes::reshape(x, &shape)?)?)
+}
+
+pub(super) fn cast(x: &HostTensor, dtype: DType) -> Result<HostTensor> {
+    shapes::cast(x, dtype)?;
+    Ok(x.to_dtype(dtype)?)
+}
+
+pub(super) fn slice_rows(x: &HostTensor, range: Range<usize>) -> Result<HostTensor> {
+    shapes::slice_rows(x, &range)?;
+    Ok(x.rows(range)?)
+}
 
 pub(super) fn concat_rows(parts: &[&HostTensor]) -> Result<HostTensor> {
     let shape = shapes::concat_rows(parts)?;
@@ -12,12 +42,12 @@ pub(super) fn concat_rows(parts: &[&HostTensor]) -> Result<HostTensor> {
     tensor(shape, parts[0].dtype(), out)
 }
 
-/// A copy of `x` with these rows from row `first` on.
-pub(super) fn with_rows(x: &HostTensor, first: usize, rows: &HostTensor) -> Result<HostTensor> {
+pub(super) fn write_rows(x: &mut HostTensor, first: usize, rows: &HostTensor) -> Result<()> {
     shapes::write_rows(x, first, rows)?;
     let (mut out, rows) = (values(x)?, values(rows)?);
     out[first * x.shape().last()..][..rows.len()].copy_from_slice(&rows);
-    tensor(x.shape().clone(), x.dtype(), out)
+    *x = tensor(x.shape().clone(), x.dtype(), out)?;
+    Ok(())
 }
 
 pub(super) fn concat_columns(parts: &[&HostTensor]) -> Result<HostTensor> {
@@ -55,7 +85,7 @@ pub(super) fn depth_to_space(x: &HostTensor) -> Result<HostTensor> {
     tensor(shape, x.dtype(), out)
 }
 
-fn size(shape: &kiln_tensor::Shape) -> [usize; 3] {
+fn size(shape: &Shape) -> [usize; 3] {
     [shape.dims()[0], shape.dims()[1], shape.dims()[2]]
 }
 

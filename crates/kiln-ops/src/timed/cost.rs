@@ -1,8 +1,10 @@
 //! The cost of an operation: floating-point operations, and the bytes that must pass through memory at least once.
 
-use kiln_tensor::{HostLinear, HostTensor, LinearWeight, LoraDelta};
+use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Shape};
 
-use crate::{Activation, AttentionMask, RopeTable, RowGroups, Tensor};
+use super::{TimedConv, TimedWeight};
+use crate::training::LowRankGradient;
+use crate::{Activation, AttentionMask, AttentionSpec, RopeTable, RowGroups, Tensor};
 
 /// The cost of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +27,7 @@ pub(super) fn bytes<'t, T: Tensor + 't>(tensors: impl IntoIterator<Item = &'t T>
     tensors.into_iter().map(|t| (t.shape().numel() * t.dtype().size()) as u64).sum()
 }
 
-/// An argument of an operation. Scalars count as 0 bytes.
+/// An argument of an operation. What is not a tensor counts as 0 bytes.
 pub(super) trait Argument {
     fn bytes(&self) -> u64 {
         0
@@ -50,6 +52,18 @@ impl<T: Tensor> Argument for &[&T] {
     }
 }
 
+impl<T: Tensor, const N: usize> Argument for [&T; N] {
+    fn bytes(&self) -> u64 {
+        bytes(*self)
+    }
+}
+
+impl<T: Tensor, const N: usize> Argument for Option<[&T; N]> {
+    fn bytes(&self) -> u64 {
+        self.map_or(0, bytes)
+    }
+}
+
 impl<T: Tensor> Argument for &RopeTable<T> {
     fn bytes(&self) -> u64 {
         bytes([&self.cos, &self.sin])
@@ -59,8 +73,60 @@ impl<T: Tensor> Argument for &RopeTable<T> {
 impl Argument for &RowGroups {}
 impl Argument for Activation {}
 impl Argument for Option<Activation> {}
+impl Argument for &[usize] {}
+impl Argument for [usize; 2] {}
+impl Argument for Shape {}
+impl Argument for DType {}
+impl Argument for bool {}
 impl Argument for f32 {}
+impl Argument for u64 {}
 impl Argument for usize {}
+
+/// The result of an operation: one tensor or several.
+pub(super) trait Output {
+    type Tensor: Tensor;
+
+    fn tensors(&self) -> &[Self::Tensor];
+
+    /// Sizes and cost of an operation that reads this many bytes and writes the result.
+    fn memory_cost(&self, read: u64) -> (String, Cost) {
+        let (mut detail, mut rows) = (String::new(), 0);
+        for tensor in self.tensors() {
+            let shape = tensor.shape();
+            detail = match detail.as_str() {
+                "" => dims(shape),
+                others if shape.rows() == rows => format!("{others} + {}", shape.last()),
+                others => format!("{others}, {}", dims(shape)),
+            };
+            rows = shape.rows();
+        }
+        (detail, Cost::memory(read + bytes(self.tensors())))
+    }
+}
+
+impl<T: Tensor> Output for T {
+    type Tensor = T;
+
+    fn tensors(&self) -> &[T] {
+        std::slice::from_ref(self)
+    }
+}
+
+impl<T: Tensor, const N: usize> Output for [T; N] {
+    type Tensor = T;
+
+    fn tensors(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Tensor> Output for Vec<T> {
+    type Tensor = T;
+
+    fn tensors(&self) -> &[T] {
+        self
+    }
+}
 
 /// Bytes of a weight, and its multiply-adds per row of activations.
 #[derive(Clone, Copy)]
@@ -96,8 +162,98 @@ impl WeightCost {
     }
 }
 
+/// Such as `4608 × 3072`.
+pub(super) fn dims(shape: &Shape) -> String {
+    shape.dims().iter().map(usize::to_string).collect::<Vec<_>>().join(" × ")
+}
+
+/// Sizes and cost of a matmul of the concatenated `xs`; `others` are the bytes of further arguments.
+pub(super) fn linear_cost<T: Tensor, W>(
+    xs: &[&T],
+    w: &TimedWeight<W>,
+    others: u64,
+    outputs: &impl Output<Tensor = T>,
+) -> (String, Cost) {
+    let outputs = outputs.tensors();
+    let rows = xs.first().map_or(0, |x| x.shape().rows());
+    let input: usize = xs.iter().map(|x| x.shape().last()).sum();
+    let output: usize = outputs.iter().map(|y| y.shape().last()).sum();
+    let bytes = bytes(xs.iter().copied()) + w.total.bytes + others + bytes(outputs);
+    (format!("{rows} × {input} → {output}"), Cost { flops: 2 * rows as u64 * w.total.macs, bytes })
+}
+
+pub(super) fn attention_cost<T: Tensor>(
+    [q, k, v]: [&[&T]; 3],
+    spec: &AttentionSpec,
+    out: &T,
+) -> (String, Cost) {
+    let keys: usize = k.iter().map(|k| k.shape().rows()).sum();
+    let (queries, width) = (out.shape().rows(), out.shape().last());
+    let mask = match spec.mask {
+        AttentionMask::None => "",
+        AttentionMask::Causal { .. } => ", causal",
+        AttentionMask::Isolated { .. } => ", isolated",
+    };
+    let detail = format!("{queries} × {keys}, {} heads × {}{mask}", spec.heads, width / spec.heads.max(1));
+    let flops = 4 * attended_pairs(queries, keys, &spec.mask) * width as u64;
+    let inputs = q.iter().chain(k).chain(v).copied();
+    (detail, Cost { flops, bytes: bytes(inputs) + bytes([out]) })
+}
+
+pub(super) fn conv_cost<T: Tensor, C>(
+    x: &T,
+    conv: &TimedConv<C>,
+    residual: Option<&T>,
+    out: &T,
+) -> (String, Cost) {
+    let [channels, input, height, width] = conv.size;
+    let pixels = out.shape().numel() / channels.max(1);
+    let (rows, columns) = (out.shape().dims()[0], out.shape().dims()[1]);
+    let cost = Cost {
+        flops: 2 * (pixels * channels * input * height * width) as u64,
+        bytes: bytes([x, out]) + bytes(residual) + conv.bytes,
+    };
+    (format!("{rows} × {columns}, {input} → {channels}, {height} × {width}"), cost)
+}
+
+/// Sizes and cost of a product of `[rows, k]` and `[k, n]`, or of these transposed.
+pub(super) fn product_cost<T: Tensor>(
+    [rows, k, n]: [usize; 3],
+    inputs: [&T; 2],
+    add: Option<&T>,
+    out: &T,
+) -> (String, Cost) {
+    let flops = 2 * (rows * k * n) as u64;
+    (format!("{rows} × {k} × {n}"), Cost { flops, bytes: bytes(inputs) + bytes(add) + bytes([out]) })
+}
+
+/// Sizes and cost of the gradients of low-rank updates.
+pub(super) fn low_rank_cost<T: Tensor>(
+    dys: &[&T],
+    x: &T,
+    inner: &[T],
+    gradients: &[LowRankGradient<T>],
+) -> (String, Cost) {
+    let out: usize = dys.iter().map(|dy| dy.shape().last()).sum();
+    let rank: usize = inner.iter().map(|inner| inner.shape().last()).sum();
+    let [rows, cols] = [x.shape().rows(), x.shape().last()];
+    let moved = bytes(dys.iter().copied().chain([x]))
+        + bytes(gradients.iter().flat_map(|g| [&g.down, &g.up, &g.inner]));
+    let cost = Cost { flops: (2 * rows * rank * (2 * out + cols)) as u64, bytes: moved };
+    (format!("{rows} × {out} → {cols}, rank {rank}"), cost)
+}
+
+/// Sizes and cost of an optimizer step that moves this many bytes for each parameter.
+pub(super) fn step_cost<'t, T: Tensor + 't>(
+    params: impl IntoIterator<Item = &'t T>,
+    bytes: usize,
+) -> (String, Cost) {
+    let count: usize = params.into_iter().map(|param| param.shape().numel()).sum();
+    (count.to_string(), Cost::memory((bytes * count) as u64))
+}
+
 /// Number of query–key pairs that the mask allows.
-pub(super) fn attended_pairs(queries: usize, keys: usize, mask: &AttentionMask) -> u64 {
+fn attended_pairs(queries: usize, keys: usize, mask: &AttentionMask) -> u64 {
     let (queries, keys) = (queries as u64, keys as u64);
     match mask {
         AttentionMask::None => queries * keys,

@@ -1,12 +1,8 @@
 //! A backend that computes what [`Reference`] does, but with one fault.
 
-use std::ops::Range;
-
-use kiln_ops::{
-    Activation, AttentionMask, AttentionSpec, Backend, ConvGeometry, Reference, Residency, Result,
-    RopeLayout, RopeTable, RowGroups, backend_methods, shapes,
-};
-use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Shape};
+use kiln_ops::signatures::*;
+use kiln_ops::{AttentionMask, Backend, Reference, RopeLayout, backend_methods, shapes};
+use kiln_tensor::LinearWeight;
 
 /// The fault of a [`FaultyBackend`].
 #[derive(Clone, Copy, Debug, PartialEq)]

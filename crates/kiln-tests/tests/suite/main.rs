@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use faulty::{Fault, FaultyBackend};
 use kiln_conformance::{Case, Skip, bit_identical, cases, trials};
-use kiln_ops::Reference;
+use kiln_ops::{Reference, backend_methods};
 
 /// Parts of the names of slow cases, which are others with larger sizes.
 const SLOW: [&str; 5] = ["full_size", "many_rows", "several_blocks", "uneven_shares", "/huge/"];
@@ -49,39 +49,18 @@ fn names_are_unique_and_every_operation_has_a_case() {
     names.sort();
     names.dedup();
     assert_eq!(names.len(), count);
-    for op in [
-        "upload",
-        "download_bytes",
-        "reshape",
-        "cast",
-        "slice_rows",
-        "concat_rows",
-        "write_rows",
-        "concat_columns",
-        "linear",
-        "linear_split",
-        "linear_gated_add",
-        "swiglu_gated_add",
-        "ada_layer_norm",
-        "ada_linear_split",
-        "rms_norm",
-        "norm_rope",
-        "qk_norm_rope",
-        "attention",
-        "swiglu",
-        "activation",
-        "add",
-        "add_scaled",
-        "lerp",
-        "guide",
-        "relative_l1",
-        "blend_rows",
-        "affine",
-        "space_to_depth",
-        "depth_to_space",
-        "group_norm",
-        "conv2d",
-    ] {
+    // The cases of other operations load, download and wait.
+    let without_cases = [
+        "download",
+        "download_async",
+        "download_bytes_async",
+        "fence",
+        "load_conv",
+        "load_weight",
+        "synchronize",
+        "with_deltas",
+    ];
+    for op in backend_methods!(names).into_iter().filter(|op| !without_cases.contains(op)) {
         assert!(names.iter().any(|name| name.split('/').next() == Some(op)), "no case for {op}");
     }
 }

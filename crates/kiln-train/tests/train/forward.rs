@@ -1,18 +1,13 @@
 //! The forward pass that training keeps a tape of against the one that generates images: the two have block bodies of their
 //! own, and must say the same.
 
-use std::ops::Range;
-
 use kiln_cpu::{CpuBackend, CpuOptions, Isa};
 use kiln_nn::transformer::training::{Adapters, Keep, LayerStack, TrainingItem};
 use kiln_nn::transformer::{
     BatchItem, Config, Position, References, RopeTables, Transformer, TransformerBatch,
 };
-use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Reference, Residency, Result, RopeTable, RowGroups,
-    TrainingBackend, backend_methods,
-};
-use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
+use kiln_ops::signatures::*;
+use kiln_ops::{Backend, Reference, TrainingBackend, backend_methods};
 
 use crate::golden::{example, transformer};
 

@@ -3,7 +3,7 @@
 use kiln_tensor::DType;
 
 use super::{T, shapes, tensor, values};
-use crate::reference::attention::{attends, attention, concat_rows};
+use crate::reference::attention::{attends, attention, concat_values};
 use crate::shapes::AttentionSize;
 use crate::{AttentionSpec, Result};
 
@@ -31,12 +31,17 @@ fn add_scaled(to: &mut [f64], factor: f64, x: &[f64]) {
     to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
 }
 
-pub(super) fn forward(q: &[&T], k: &[&T], v: &[&T], spec: &AttentionSpec) -> Result<[T; 2]> {
+pub(in crate::reference) fn attention_lse(
+    q: &[&T],
+    k: &[&T],
+    v: &[&T],
+    spec: &AttentionSpec,
+) -> Result<[T; 2]> {
     let size = crate::shapes::attention(q, k, v, spec)?;
     let (queries, keys, heads) = (size.queries, size.keys, size.heads);
     let scale = 1.0 / (size.head_dim as f64).sqrt();
     let at = Heads(size);
-    let (q_values, k_values) = (concat_rows(q)?, concat_rows(k)?);
+    let (q_values, k_values) = (concat_values(q)?, concat_values(k)?);
     let mut lse = Vec::with_capacity(queries * heads);
     for query in 0..queries {
         for head in 0..heads {
@@ -50,9 +55,11 @@ pub(super) fn forward(q: &[&T], k: &[&T], v: &[&T], spec: &AttentionSpec) -> Res
     Ok([attention(q, k, v, spec)?, tensor([queries, heads], DType::F32, lse)?])
 }
 
-pub(super) fn backward(
+pub(in crate::reference) fn attention_backward(
     dout: &[&T],
-    [q, k, v]: [&[&T]; 3],
+    q: &[&T],
+    k: &[&T],
+    v: &[&T],
     out: &T,
     lse: &T,
     spec: &AttentionSpec,
@@ -63,7 +70,7 @@ pub(super) fn backward(
     let (dims, kv_dims) = (size.result(), [keys, size.kv_heads * size.head_dim]);
     let scale = 1.0 / (size.head_dim as f64).sqrt();
     let at = Heads(size);
-    let (q, k, v, dout) = (concat_rows(q)?, concat_rows(k)?, concat_rows(v)?, concat_rows(dout)?);
+    let (q, k, v, dout) = (concat_values(q)?, concat_values(k)?, concat_values(v)?, concat_values(dout)?);
     let (out, lse) = (values(out)?, values(lse)?);
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
     for query in 0..queries {

@@ -11,7 +11,7 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-pub(super) fn ada_layer_norm(
+pub(in crate::reference) fn ada_layer_norm_backward(
     dy: &T,
     x: &T,
     scale: &T,
@@ -34,7 +34,13 @@ pub(super) fn ada_layer_norm(
     tensor(shape, dy.dtype(), plus(dx, add)?)
 }
 
-pub(super) fn norm_rope(dy: &T, x: &T, weight: Option<&T>, rope: &RopeTable<T>, eps: f32) -> Result<T> {
+pub(in crate::reference) fn norm_rope_backward(
+    dy: &T,
+    x: &T,
+    weight: Option<&T>,
+    rope: &RopeTable<T>,
+    eps: f32,
+) -> Result<T> {
     let [_, heads, head_dim] = shapes::norm_rope_backward(dy, x, weight, rope)?;
     let (dy_values, x_values, weight) = (values(dy)?, values(x)?, weight.map(values).transpose()?);
     let (cos, sin, half) = (values(&rope.cos)?, values(&rope.sin)?, head_dim / 2);
@@ -63,7 +69,7 @@ pub(super) fn norm_rope(dy: &T, x: &T, weight: Option<&T>, rope: &RopeTable<T>, 
     tensor(x.shape(), dy.dtype(), dx)
 }
 
-pub(super) fn swiglu(dy: &T, x: &T) -> Result<T> {
+pub(in crate::reference) fn swiglu_backward(dy: &T, x: &T) -> Result<T> {
     let shape = shapes::swiglu_backward(dy, x)?;
     let (dy_values, x_values, n) = (values(dy)?, values(x)?, dy.shape().last().max(1));
     let mut dx = Vec::with_capacity(shape.numel());
@@ -76,14 +82,14 @@ pub(super) fn swiglu(dy: &T, x: &T) -> Result<T> {
     tensor(shape, dy.dtype(), dx)
 }
 
-pub(super) fn gate_rows(x: &T, gate: &T, groups: &RowGroups) -> Result<T> {
+pub(in crate::reference) fn gate_rows(x: &T, gate: &T, groups: &RowGroups) -> Result<T> {
     let shape = shapes::gate_rows(x, gate, groups)?;
     let (gate, dim) = (values(gate)?, shape.last());
     let gated = |(i, x): (usize, f64)| gate[groups.group_of(i / dim) * dim + i % dim] * x;
     tensor(shape, x.dtype(), values(x)?.into_iter().enumerate().map(gated).collect())
 }
 
-pub(super) fn squared_error(x: &T, y: &T, scale: f32) -> Result<[T; 2]> {
+pub(in crate::reference) fn squared_error(x: &T, y: &T, scale: f32) -> Result<[T; 2]> {
     let shape = shapes::squared_error(x, y)?;
     let scale = f64::from(scale);
     let difference: Vec<f64> = values(x)?.into_iter().zip(values(y)?).map(|(x, y)| x - y).collect();
@@ -92,7 +98,7 @@ pub(super) fn squared_error(x: &T, y: &T, scale: f32) -> Result<[T; 2]> {
     Ok([tensor([1, 1], DType::F32, vec![loss])?, tensor(shape, x.dtype(), dx)?])
 }
 
-pub(super) fn sum_squares(xs: &[&T]) -> Result<T> {
+pub(in crate::reference) fn sum_squares(xs: &[&T]) -> Result<T> {
     shapes::sum_squares(xs)?;
     let mut sum = 0.0;
     for x in xs {

@@ -21,7 +21,7 @@ fn adamw_step(param: &mut [f64], grad: &[f64], m: &mut [f64], v: &mut [f64], ste
     }
 }
 
-pub(super) fn adamw(tensors: &mut [AdamWTensor<'_, T>], step: &AdamWStep) -> Result<()> {
+pub(in crate::reference) fn adamw(tensors: &mut [AdamWTensor<'_, T>], step: &AdamWStep) -> Result<()> {
     shapes::adamw(tensors)?;
     for t in tensors {
         let (mut param, mut m, mut v) = (values(t.param)?, values(t.m)?, values(t.v)?);
@@ -33,12 +33,21 @@ pub(super) fn adamw(tensors: &mut [AdamWTensor<'_, T>], step: &AdamWStep) -> Res
     Ok(())
 }
 
+pub(in crate::reference) fn upload_quantized(host: &Quantized8) -> Result<Quantized8> {
+    shapes::upload_quantized(host)?;
+    Ok(host.clone())
+}
+
+pub(in crate::reference) fn download_quantized(x: &Quantized8) -> Result<Quantized8> {
+    Ok(x.clone())
+}
+
 fn dequantize(book: &CodeBook, state: &Quantized8) -> Vec<f64> {
     let value = |(i, &code): (usize, &u8)| f64::from(book.value(code)) * f64::from(state.scales[i / BLOCK]);
     state.codes.iter().enumerate().map(value).collect()
 }
 
-pub(super) fn adamw_8bit(
+pub(in crate::reference) fn adamw_8bit(
     tensors: &mut [QuantizedAdamWTensor<'_, T, Quantized8>],
     step: &AdamWStep,
 ) -> Result<()> {
@@ -57,7 +66,10 @@ pub(super) fn adamw_8bit(
     Ok(())
 }
 
-pub(super) fn prodigy_moments(tensors: &mut [ProdigyTensor<'_, T>], step: &ProdigyStep) -> Result<T> {
+pub(in crate::reference) fn prodigy_moments(
+    tensors: &mut [ProdigyTensor<'_, T>],
+    step: &ProdigyStep,
+) -> Result<T> {
     shapes::prodigy(tensors)?;
     let [beta1, beta2, beta3] = step.betas.map(f64::from);
     let (d, s_factor) = (f64::from(step.d), f64::from(step.s_factor));
@@ -80,7 +92,7 @@ pub(super) fn prodigy_moments(tensors: &mut [ProdigyTensor<'_, T>], step: &Prodi
     tensor([1, 2], DType::F32, vec![numerator, denominator])
 }
 
-pub(super) fn prodigy_update(
+pub(in crate::reference) fn prodigy_update(
     tensors: &mut [ProdigyTensor<'_, T>],
     lr: f32,
     decay: f32,
