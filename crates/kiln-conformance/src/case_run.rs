@@ -155,8 +155,13 @@ impl<'b, B: Backend> CaseRun<'b, B> {
         Ok(())
     }
 
+    /// Uploads zeros.
+    pub fn zeros(&self, shape: impl Into<Shape>, dtype: DType) -> Result<B::Tensor> {
+        self.b.upload(&HostTensor::zeros(shape), dtype)
+    }
+
     /// Records a call that must be rejected for its arguments.
-    pub fn record_rejection<T>(&mut self, label: impl Into<String>, result: Result<T>) {
+    pub fn reject<T>(&mut self, label: impl Into<String>, result: Result<T>) {
         let outcome = match result {
             Err(e @ Error::Arguments { .. }) => Outcome::Rejected(e.to_string()),
             Err(other) => Outcome::Failed(format!("expected Error::Arguments, found: {other}")),

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use bytemuck::cast_slice;
-use kiln_ops::{Result, Tensor};
-use kiln_tensor::{DType, HostTensor, Shape, bf16};
+use kiln_ops::Tensor;
+use kiln_tensor::{DType, Shape, bf16};
 
-use crate::Context;
 use crate::buffer::Buffer;
 use crate::element::Element;
 
@@ -96,23 +94,6 @@ impl CpuTensor {
     pub(crate) fn view(&self, start: usize, shape: Shape) -> CpuTensor {
         debug_assert!(start + shape.numel() <= self.shape.numel());
         CpuTensor { data: self.data.clone(), start: self.start + start, shape }
-    }
-
-    pub(crate) fn from_host(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
-        fn copy<T: TensorElement>(cx: &Context, values: &[T], shape: &Shape) -> Result<CpuTensor> {
-            let mut buffer = cx.buffer(values.len())?;
-            buffer.copy_from_slice(values);
-            Ok(T::into_tensor(buffer, shape.clone()))
-        }
-        match dtype {
-            DType::BF16 => copy(cx, &host.to_bf16()?, host.shape()),
-            _ => copy(cx, &host.to_f32()?, host.shape()),
-        }
-    }
-
-    pub(crate) fn to_host(&self) -> Result<HostTensor> {
-        let bytes: Vec<u8> = by_dtype!(self, T => cast_slice(T::elements(self)).to_vec());
-        Ok(HostTensor::new(self.dtype(), &self.shape, bytes.into())?)
     }
 }
 

@@ -3,7 +3,7 @@
 //! A weight stays in the host's (perhaps memory-mapped) bytes and is widened on the fly. Two kinds are rearranged
 //! at load: int8 weights into AMX tiles, if there is AMX, and convolution kernels to channels-last.
 
-use kiln_ops::{Error, Result, shapes};
+use kiln_ops::{Error, Residency, Result, shapes};
 use kiln_tensor::packed::PackedTensor;
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, bf16, f16};
 #[cfg(target_arch = "x86_64")]
@@ -284,35 +284,32 @@ impl LowRankUpdate {
     }
 }
 
-impl CpuWeight {
-    pub(crate) fn new(cx: &Context, linear: HostLinear) -> Result<CpuWeight> {
-        let cols = linear.cols();
-        if linear.fp8_matmul() {
-            return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: "cpu".into() });
+pub(crate) fn load_weight(cx: &Context, linear: HostLinear, _: Residency) -> Result<CpuWeight> {
+    let cols = linear.cols();
+    if linear.fp8_matmul() {
+        return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: "cpu".into() });
+    }
+    let updates = LowRankUpdate::from_deltas(linear.deltas(), cols)?;
+    let bias = linear.bias().map(|b| to_f32("weight", b)).transpose()?;
+    let (matrix, scales) = match linear.weight() {
+        LinearWeight::Dense(matrices) => (StackedMatrix::new("weight", matrices.clone(), cols)?, Vec::new()),
+        LinearWeight::Packed(packed) => (StackedMatrix::packed(packed.clone(), cols), Vec::new()),
+        LinearWeight::Int8 { rows, scales } => {
+            let scales = scales.iter().map(|s| to_f32("weight", s)).collect::<Result<Vec<_>>>()?;
+            (StackedMatrix::new("weight", rows.clone(), cols)?.pack_int8(cx)?, scales.concat())
         }
-        let updates = LowRankUpdate::from_deltas(linear.deltas(), cols)?;
-        let bias = linear.bias().map(|b| to_f32("weight", b)).transpose()?;
-        let (matrix, scales) = match linear.weight() {
-            LinearWeight::Dense(matrices) => {
-                (StackedMatrix::new("weight", matrices.clone(), cols)?, Vec::new())
-            }
-            LinearWeight::Packed(packed) => (StackedMatrix::packed(packed.clone(), cols), Vec::new()),
-            LinearWeight::Int8 { rows, scales } => {
-                let scales = scales.iter().map(|s| to_f32("weight", s)).collect::<Result<Vec<_>>>()?;
-                (StackedMatrix::new("weight", rows.clone(), cols)?.pack_int8(cx)?, scales.concat())
-            }
-        };
-        Ok(CpuWeight { matrix, scales, bias, updates })
-    }
+    };
+    Ok(CpuWeight { matrix, scales, bias, updates })
+}
 
-    /// The same layer with other updates.
-    pub(crate) fn with_deltas(&self, deltas: &[LoraDelta]) -> Result<CpuWeight> {
-        shapes::with_deltas(deltas, self.size())?;
-        let updates = LowRankUpdate::from_deltas(deltas, self.matrix.cols)?;
-        let (matrix, scales, bias) = (self.matrix.clone(), self.scales.clone(), self.bias.clone());
-        Ok(CpuWeight { matrix, scales, bias, updates })
-    }
+pub(crate) fn with_deltas(_: &Context, w: &CpuWeight, deltas: Vec<LoraDelta>) -> Result<CpuWeight> {
+    shapes::with_deltas(&deltas, w.size())?;
+    let updates = LowRankUpdate::from_deltas(&deltas, w.matrix.cols)?;
+    let (matrix, scales, bias) = (w.matrix.clone(), w.scales.clone(), w.bias.clone());
+    Ok(CpuWeight { matrix, scales, bias, updates })
+}
 
+impl CpuWeight {
     /// Whether it is packed as AMX tiles.
     pub(crate) fn is_amx_packed(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -336,23 +333,21 @@ pub struct CpuConv {
     pub(crate) bias: Option<Vec<f32>>,
 }
 
-impl CpuConv {
-    pub(crate) fn new(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {
-        let size = shapes::load_conv(kernel, bias)?;
-        let [out, channels, height, width] = size;
-        let taps = height * width;
-        let shape = [out, taps * channels];
-        // bf16 stays bf16, so that a kernel takes no more memory than its file.
-        let kernel = match kernel.dtype() {
-            DType::BF16 => HostTensor::from_bf16(shape, channels_last(&kernel.to_bf16()?, channels, taps))?,
-            DType::F32 | DType::F16 | DType::F64 => {
-                HostTensor::from_f32(shape, channels_last(&kernel.to_f32()?, channels, taps))?
-            }
-            dtype => return Err(Error::DType { op: "conv", dtype, backend: "cpu".into() }),
-        };
-        let bias = bias.map(|b| to_f32("conv", b)).transpose()?;
-        Ok(CpuConv { size, kernel: StackedMatrix::new("conv", vec![kernel], taps * channels)?, bias })
-    }
+pub(crate) fn load_conv(_: &Context, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {
+    let size = shapes::load_conv(kernel, bias)?;
+    let [out, channels, height, width] = size;
+    let taps = height * width;
+    let shape = [out, taps * channels];
+    // bf16 stays bf16, so that a kernel takes no more memory than its file.
+    let kernel = match kernel.dtype() {
+        DType::BF16 => HostTensor::from_bf16(shape, channels_last(&kernel.to_bf16()?, channels, taps))?,
+        DType::F32 | DType::F16 | DType::F64 => {
+            HostTensor::from_f32(shape, channels_last(&kernel.to_f32()?, channels, taps))?
+        }
+        dtype => return Err(Error::DType { op: "conv", dtype, backend: "cpu".into() }),
+    };
+    let bias = bias.map(|b| to_f32("conv", b)).transpose()?;
+    Ok(CpuConv { size, kernel: StackedMatrix::new("conv", vec![kernel], taps * channels)?, bias })
 }
 
 /// Transposes `[out, channels, taps]` to `[out, taps, channels]`.

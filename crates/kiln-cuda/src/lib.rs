@@ -51,14 +51,13 @@ mod ops;
 mod replay;
 mod streamer;
 mod tensor;
-mod training;
 mod weight;
 
 pub use backend::CudaBackend;
 pub use compile::Compiler;
 pub use error::{Error, Result};
 pub use find::CudaLibrary;
-pub use ops::training::optimizer::CudaQuantized;
+pub use ops::CudaQuantized;
 pub use options::{Graphs, Options};
 pub use probe::{Gpu, LibraryInfo, LibraryStatus, Probe, probe};
 pub use replay::CudaGraphCache;

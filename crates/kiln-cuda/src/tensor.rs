@@ -1,7 +1,7 @@
 //! Tensors in GPU memory.
 
-use kiln_ops::{Error, Pending, Result, Tensor};
-use kiln_tensor::{DType, HostTensor, Shape};
+use kiln_ops::{Error, Result, Tensor};
+use kiln_tensor::{DType, Shape};
 
 use crate::context::Context;
 use crate::queue::{BufferId, DeviceBuffer};
@@ -83,26 +83,6 @@ impl CudaTensor {
     /// The tensor's identity.
     pub(crate) fn id(&self) -> TensorId {
         TensorId { buffer: self.buffer.id(), start: self.start }
-    }
-
-    pub(crate) fn from_host(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
-        let tensor = CudaTensor::new(cx, host.shape(), dtype)?;
-        let host = host.to_dtype(dtype)?;
-        cx.check(cx.upload(host.bytes(), tensor.ptr(cx)))?;
-        Ok(tensor)
-    }
-
-    pub(crate) fn to_host(&self, cx: &Context) -> Result<HostTensor> {
-        let mut bytes = vec![0u8; self.shape.numel() * self.dtype.size()];
-        cx.check(cx.download(self.ptr(cx), &mut bytes))?;
-        Ok(HostTensor::new(self.dtype, &self.shape, bytes.into())?)
-    }
-
-    pub(crate) fn to_host_async(&self, cx: &Context) -> Result<Pending<HostTensor>> {
-        let bytes = self.shape.numel() * self.dtype.size();
-        let copy = cx.check(cx.download_async(self.ptr(cx), bytes))?;
-        let (cx, dtype, shape) = (cx.clone(), self.dtype, self.shape.clone());
-        Ok(Box::new(move || Ok(HostTensor::new(dtype, &shape, cx.check(copy.wait())?.into())?)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attention: head sizes, masks, shared key heads, row blocks and extreme scores.
 
 use kiln_ops::{AttentionMask, AttentionSpec, Backend, Result};
-use kiln_tensor::{HostTensor, Shape};
+use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::CaseList;
 use crate::Tolerance;
@@ -53,6 +53,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
         list.add(&format!("attention/scores_{name}"), LargeScores(scores));
     }
     list.add("attention/heavy_tailed_values", HeavyTailedValues);
+    list.add_once("invalid_arguments/attention", Invalid);
 }
 
 fn causal(keys: usize) -> Vec<AttentionMask> {
@@ -199,5 +200,62 @@ impl Scenario for HeavyTailedValues {
         let v = t.activation(crate::random::HEAVY_TAILED.shifted(0.5), [67, 128])?;
         let y = t.b.attention(&[&q], &[&k], &[&v], &spec)?;
         t.record("19 queries, 67 keys", &y, tolerance(t, 67, 64, 1.0))
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let spec = |heads, kv_heads, mask| AttentionSpec { heads, kv_heads, mask };
+        let (x, longer, wider) =
+            (t.zeros([5, 8], DType::F32)?, t.zeros([6, 8], DType::F32)?, t.zeros([5, 12], DType::F32)?);
+        let (none, half, flat) =
+            (t.zeros([0, 8], DType::F32)?, t.zeros([5, 8], DType::BF16)?, t.zeros([8], DType::F32)?);
+        let plain = spec(2, 2, AttentionMask::None);
+        let all: &[&B::Tensor] = &[&x];
+        for (label, q, k, v) in [
+            ("no queries at all", &[][..], all, all),
+            ("no keys at all", all, &[], all),
+            ("no values at all", all, all, &[]),
+            ("keys without rows", all, &[&none], &[&none]),
+            ("fewer keys than values", all, all, &[&longer]),
+            ("wide keys", all, &[&wider], all),
+            ("wide values", all, all, &[&wider]),
+            ("query blocks of two widths", &[&x, &wider], all, all),
+            ("bf16 keys", all, &[&half], all),
+            ("bf16 values", all, all, &[&half]),
+            ("a bf16 block of queries", &[&x, &half], all, all),
+            ("a query vector", &[&flat], all, all),
+        ] {
+            t.reject(label, b.attention(q, k, v, &plain));
+        }
+        for (label, heads, kv_heads) in [
+            ("no heads", 0, 0),
+            ("no key heads", 2, 0),
+            ("more key heads than heads", 2, 4),
+            ("heads shared unevenly", 4, 3),
+            ("columns shared unevenly", 3, 3),
+            ("keys for one head of two", 2, 1),
+        ] {
+            t.reject(label, b.attention(all, all, all, &spec(heads, kv_heads, AttentionMask::None)));
+        }
+        #[allow(clippy::reversed_empty_ranges)]
+        let backwards = 3..2;
+        for (label, mask) in [
+            ("no valid keys", AttentionMask::Causal { valid: 0 }),
+            ("too many valid keys", AttentionMask::Causal { valid: 6 }),
+            ("isolated rows past the end", AttentionMask::Isolated { rows: 2..6 }),
+            ("isolated rows backwards", AttentionMask::Isolated { rows: backwards }),
+        ] {
+            t.reject(label, b.attention(all, all, all, &spec(2, 2, mask)));
+        }
+        for mask in [AttentionMask::Causal { valid: 2 }, AttentionMask::Isolated { rows: 0..2 }] {
+            let label = format!("more keys than queries, {mask:?}");
+            t.reject(label, b.attention(all, &[&longer], &[&longer], &spec(2, 2, mask)));
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Convolutions: kernels, strides, paddings, upsampling, residuals.
 
 use kiln_ops::{Backend, ConvGeometry, Result};
-use kiln_tensor::DType;
+use kiln_tensor::{DType, HostTensor};
 
 use super::CaseList;
 use crate::Tolerance;
@@ -53,6 +53,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add("conv2d/full_size_many_blocks_upsampled", many);
     let full = vec![[33, 32, 128, 96]];
     list.add("conv2d/full_size", Conv { sizes: full, ..base([3, 3], ConvGeometry::same(3)) });
+    list.add_once("invalid_arguments/conv", Invalid);
 }
 
 struct Conv {
@@ -110,6 +111,44 @@ impl Scenario for Conv {
             };
             t.record(format!("{h}x{w}x{channels} to {out}"), &y, tolerance)?;
         }
+        Ok(())
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        t.reject("a kernel of rank 3", b.load_conv(&HostTensor::zeros([2, 3, 3]), None));
+        t.reject("an empty kernel", b.load_conv(&HostTensor::zeros([2, 3, 0, 3]), None));
+        let kernel = HostTensor::zeros([2, 3, 1, 1]);
+        t.reject("a long conv bias", b.load_conv(&kernel, Some(&HostTensor::zeros([3]))));
+
+        let conv = b.load_conv(&HostTensor::zeros([5, 3, 3, 3]), None)?;
+        let same = ConvGeometry::same(3);
+        let x = t.zeros([4, 6, 3], DType::F32)?;
+        t.reject("conv2d: other channels", b.conv2d(&t.zeros([4, 6, 4], DType::F32)?, &conv, same, None));
+        t.reject("conv2d: a matrix", b.conv2d(&t.zeros([4, 3], DType::F32)?, &conv, same, None));
+        t.reject("conv2d: no stride", b.conv2d(&x, &conv, ConvGeometry { stride: 0, ..same }, None));
+        let bare = ConvGeometry { padding: [0; 4], ..same };
+        t.reject("conv2d: too low", b.conv2d(&t.zeros([2, 6, 3], DType::F32)?, &conv, bare, None));
+        t.reject("conv2d: too narrow", b.conv2d(&t.zeros([6, 2, 3], DType::F32)?, &conv, bare, None));
+        let endless = ConvGeometry { padding: [usize::MAX, 1, 1, 1], ..same };
+        t.reject("conv2d: endless padding", b.conv2d(&x, &conv, endless, None));
+        t.reject(
+            "conv2d: a residual of another size",
+            b.conv2d(&x, &conv, bare, Some(&t.zeros([4, 6, 5], DType::F32)?)),
+        );
+        t.reject(
+            "conv2d: a residual of other channels",
+            b.conv2d(&x, &conv, same, Some(&t.zeros([4, 6, 3], DType::F32)?)),
+        );
+        t.reject(
+            "conv2d: a bf16 residual",
+            b.conv2d(&x, &conv, same, Some(&t.zeros([4, 6, 5], DType::BF16)?)),
+        );
         Ok(())
     }
 }

@@ -37,6 +37,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
         list.add(&format!("relative_l1/{situation}"), RelativeL1(values));
     }
     list.add("activation/extremes", Extremes);
+    list.add_once("invalid_arguments/elementwise", Invalid);
 }
 
 /// Returns shapes with a tail, of every rank, and one that is large enough to be split between threads.
@@ -205,6 +206,40 @@ impl Scenario for Affine {
             let y = t.b.affine(&x, &scale, &shift)?;
             t.record(format!("shape {shape}"), &y, sum_tolerance(&shape).rounded(t.dtype))?;
         }
+        Ok(())
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let (x, flat) = (t.zeros([3, 8], DType::F32)?, t.zeros([8], DType::F32)?);
+        t.reject("swiglu: odd columns", b.swiglu(&t.zeros([3, 7], DType::F32)?));
+        t.reject("swiglu: a vector", b.swiglu(&flat));
+        for (kind, y) in [
+            ("shapes", t.zeros([8, 3], DType::F32)?),
+            ("ranks", t.zeros([24], DType::F32)?),
+            ("types", t.zeros([3, 8], DType::BF16)?),
+        ] {
+            t.reject(format!("add: other {kind}"), b.add(&x, &y));
+            t.reject(format!("add_scaled: other {kind}"), b.add_scaled(&x, &y, 2.0));
+            t.reject(format!("lerp: other {kind}"), b.lerp(&x, &y, 0.5));
+            t.reject(format!("guide: other {kind}"), b.guide(&x, &y, 4.0));
+            t.reject(format!("relative_l1: other {kind}"), b.relative_l1(&x, &y));
+            t.reject(format!("blend_rows: other {kind}"), b.blend_rows(&x, &y, &t.zeros([3], DType::F32)?));
+        }
+        t.reject("blend_rows: a long mask", b.blend_rows(&x, &x, &t.zeros([4], DType::F32)?));
+        t.reject("blend_rows: a mask column", b.blend_rows(&x, &x, &t.zeros([3, 1], DType::F32)?));
+        t.reject("blend_rows: a bf16 mask", b.blend_rows(&x, &x, &t.zeros([3], DType::BF16)?));
+        t.reject("blend_rows: vectors", b.blend_rows(&flat, &flat, &flat));
+        let scalar = b.upload(&HostTensor::zeros(Shape::default()), DType::F32)?;
+        t.reject("affine: a scalar", b.affine(&scalar, &flat, &flat));
+        t.reject("affine: a short scale", b.affine(&x, &t.zeros([7], DType::F32)?, &flat));
+        t.reject("affine: a short shift", b.affine(&x, &flat, &t.zeros([7], DType::F32)?));
+        t.reject("affine: a bf16 shift", b.affine(&x, &flat, &t.zeros([8], DType::BF16)?));
         Ok(())
     }
 }

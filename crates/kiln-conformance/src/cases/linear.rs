@@ -71,6 +71,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     }
     let full = SwigluGatedAdd { beside: 512, inner: 1536, groups: &[64, 32], ..base };
     list.add("swiglu_gated_add/full_size", full);
+    list.add_once("invalid_arguments/linear", Invalid);
 }
 
 /// `[rows, in, out]`.
@@ -315,5 +316,66 @@ impl Scenario for SwigluGatedAdd {
         let beside = (self.beside > 0).then_some(&beside);
         let y = t.b.swiglu_gated_add(beside, &gate_up, &w, gate, &residual)?;
         t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let w = b.load_weight(HostLinear::dense(vec![HostTensor::zeros([6, 4])])?, Residency::Device)?;
+        for (label, row, down, up) in [
+            ("a narrow delta", 0, &[2, 3][..], [6, 2]),
+            ("a delta of two ranks", 0, &[2, 4], [6, 3]),
+            ("a delta past the end", 1, &[2, 4], [6, 2]),
+            ("a delta past every end", usize::MAX, &[2, 4], [6, 2]),
+            ("a delta that is no matrix", 0, &[4], [6, 2]),
+        ] {
+            let delta =
+                LoraDelta { row, down: HostTensor::zeros(down), up: HostTensor::zeros(up), scale: 1.0 };
+            t.reject(label, b.with_deltas(&w, vec![delta]));
+        }
+
+        let w = b.load_weight(
+            HostLinear::dense(vec![HostTensor::zeros([6, 4]), HostTensor::zeros([2, 4])])?,
+            Residency::Device,
+        )?;
+        let (x, narrow, flat) =
+            (t.zeros([3, 4], DType::F32)?, t.zeros([3, 3], DType::F32)?, t.zeros([4], DType::F32)?);
+        t.reject("a narrow x", b.linear(&narrow, &w));
+        t.reject("a vector", b.linear(&flat, &w));
+        t.reject("a narrow x to split", b.linear_split(&narrow, &w, [6, 2]));
+        t.reject("widths too small", b.linear_split(&x, &w, [5, 2]));
+        t.reject("widths too large", b.linear_split(&x, &w, [8, 1]));
+        t.reject("widths that overflow", b.linear_split(&x, &w, [usize::MAX, 9]));
+        t.reject("no widths", b.linear_split(&x, &w, []).map(|_: [B::Tensor; 0]| ()));
+
+        let (left, right, short) =
+            (t.zeros([3, 3], DType::F32)?, t.zeros([3, 1], DType::F32)?, t.zeros([2, 1], DType::F32)?);
+        let (residual, gate) = (t.zeros([3, 8], DType::F32)?, t.zeros([2, 8], DType::F32)?);
+        let groups = RowGroups::from_lengths(&[1, 2]);
+        let gated = Some((&gate, &groups));
+        t.reject("no inputs", b.linear_gated_add(&[], &w, gated, &residual));
+        t.reject("too few columns", b.linear_gated_add(&[&left], &w, gated, &residual));
+        t.reject("too many columns", b.linear_gated_add(&[&left, &left], &w, gated, &residual));
+        t.reject("inputs of two heights", b.linear_gated_add(&[&left, &short], &w, gated, &residual));
+        let halves = t.zeros([3, 1], DType::BF16)?;
+        t.reject("inputs of two types", b.linear_gated_add(&[&left, &halves], &w, gated, &residual));
+        let wide = t.zeros([3, 9], DType::F32)?;
+        t.reject("a wide residual", b.linear_gated_add(&[&left, &right], &w, None, &wide));
+        let half = t.zeros([3, 8], DType::BF16)?;
+        t.reject("a bf16 residual", b.linear_gated_add(&[&left, &right], &w, None, &half));
+        for (label, gate, groups) in [
+            ("groups of too few rows", t.zeros([2, 8], DType::F32)?, RowGroups::from_lengths(&[1, 1])),
+            ("groups of too many rows", t.zeros([2, 8], DType::F32)?, RowGroups::from_lengths(&[2, 2])),
+            ("a gate short of a group", t.zeros([1, 8], DType::F32)?, RowGroups::from_lengths(&[1, 2])),
+            ("a narrow gate", t.zeros([2, 7], DType::F32)?, RowGroups::from_lengths(&[1, 2])),
+            ("a bf16 gate", t.zeros([2, 8], DType::BF16)?, RowGroups::from_lengths(&[1, 2])),
+        ] {
+            t.reject(label, b.linear_gated_add(&[&left, &right], &w, Some((&gate, &groups)), &residual));
+        }
+        Ok(())
     }
 }

@@ -5,7 +5,6 @@ mod conv;
 mod elementwise;
 mod fp8;
 mod int8;
-mod invalid_arguments;
 mod linear;
 mod movement;
 mod norm;
@@ -37,7 +36,6 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     elementwise::add_cases(&mut list);
     movement::add_cases(&mut list);
     conv::add_cases(&mut list);
-    invalid_arguments::add_cases(&mut list);
     list.0
 }
 

@@ -20,6 +20,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add("concat_columns/odd_sizes", ConcatColumns);
     list.add("space_to_depth/odd_sizes", SpaceToDepth);
     list.add("depth_to_space/odd_sizes", DepthToSpace);
+    list.add_once("invalid_arguments/movement", Invalid);
 }
 
 struct Upload;
@@ -238,6 +239,49 @@ impl Scenario for DepthToSpace {
             let x = t.activation(NORMAL, size)?;
             t.record(format!("{size:?}"), &t.b.depth_to_space(&x)?, Tolerance::EXACT)?;
         }
+        Ok(())
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let integers = HostTensor::new(DType::I32, [1], vec![0; 4].into())?;
+        t.reject("integers", b.upload(&integers, DType::F32));
+        t.reject("upload to f16", b.upload(&HostTensor::zeros([1]), DType::F16));
+        let (x, narrow, half) =
+            (t.zeros([4, 6], DType::F32)?, t.zeros([4, 5], DType::F32)?, t.zeros([4, 6], DType::BF16)?);
+        let (short, flat) = (t.zeros([3, 6], DType::F32)?, t.zeros([6], DType::F32)?);
+        let scalar = b.upload(&HostTensor::zeros(Vec::new()), DType::F32)?;
+        t.reject("cast to f16", b.cast(&x, DType::F16));
+        t.reject("cast to integers", b.cast(&x, DType::I32));
+        t.reject("reshape to more", b.reshape(&x, [5, 5].into()));
+        t.reject("reshape to too many", b.reshape(&x, [usize::MAX, 2].into()));
+        t.reject("rows past the end", b.slice_rows(&x, 2..5));
+        #[allow(clippy::reversed_empty_ranges)]
+        t.reject("rows backwards", b.slice_rows(&x, 3..2));
+        t.reject("rows of a scalar", b.slice_rows(&scalar, 0..0));
+        t.reject("no rows to join", b.concat_rows(&[]));
+        t.reject("rows of two widths", b.concat_rows(&[&x, &narrow]));
+        t.reject("rows of two types", b.concat_rows(&[&x, &half]));
+        t.reject("vectors below each other", b.concat_rows(&[&flat, &flat]));
+        let mut to = t.zeros([4, 6], DType::F32)?;
+        t.reject("written rows past the end", b.write_rows(&mut to, 2, &short));
+        t.reject("written rows of another width", b.write_rows(&mut to, 0, &narrow));
+        t.reject("written rows of another type", b.write_rows(&mut to, 0, &half));
+        t.reject("a vector to write", b.write_rows(&mut to, 0, &flat));
+        t.reject("no columns to join", b.concat_columns(&[]));
+        t.reject("columns of two heights", b.concat_columns(&[&x, &short]));
+        t.reject("columns of two types", b.concat_columns(&[&x, &half]));
+        t.reject("vectors side by side", b.concat_columns(&[&flat]));
+        t.reject("space_to_depth: odd height", b.space_to_depth(&t.zeros([3, 2, 4], DType::F32)?));
+        t.reject("space_to_depth: odd width", b.space_to_depth(&t.zeros([2, 3, 4], DType::F32)?));
+        t.reject("space_to_depth: a matrix", b.space_to_depth(&t.zeros([2, 2], DType::F32)?));
+        t.reject("depth_to_space: 6 channels", b.depth_to_space(&t.zeros([2, 2, 6], DType::F32)?));
+        t.reject("depth_to_space: a matrix", b.depth_to_space(&t.zeros([2, 4], DType::F32)?));
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! RMS norm, adaptive layer norm and group norm.
 
 use kiln_ops::{Activation, Backend, Result, RowGroups};
-use kiln_tensor::HostTensor;
+use kiln_tensor::{DType, HostTensor};
 
 use super::{CaseList, ODD};
 use crate::Tolerance;
@@ -53,6 +53,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     let sizes = vec![([64, 48, 128], 32), ([193, 199, 128], 32)];
     let full = GroupNorm { sizes, f: Some(Activation::Silu), ..base };
     list.add("group_norm/full_size", full);
+    list.add_once("invalid_arguments/norms", Invalid);
 }
 
 struct RmsNorm {
@@ -144,6 +145,51 @@ impl Scenario for GroupNorm {
             let tolerance = Tolerance::sum(h * w * c / groups).conditioned(self.ratio).rounded(t.dtype);
             t.record(format!("{h}x{w}x{c} in {groups} groups"), &y, tolerance)?;
         }
+        Ok(())
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let (x, flat) = (t.zeros([3, 8], DType::F32)?, t.zeros([8], DType::F32)?);
+        let one = RowGroups::single(3);
+        let (row, short) = (t.zeros([1, 8], DType::F32)?, t.zeros([7], DType::F32)?);
+        t.reject("rms: a short weight", b.rms_norm(&x, &short, 1e-6));
+        t.reject("rms: a weight row", b.rms_norm(&x, &row, 1e-6));
+        t.reject("rms: a bf16 weight", b.rms_norm(&x, &t.zeros([8], DType::BF16)?, 1e-6));
+        t.reject("rms: a vector", b.rms_norm(&flat, &flat, 1e-6));
+        t.reject(
+            "layer: too few rows in groups",
+            b.ada_layer_norm(&x, &row, &row, &RowGroups::single(2), 1e-6),
+        );
+        t.reject("layer: no groups", b.ada_layer_norm(&x, &row, &row, &RowGroups::from_lengths(&[]), 1e-6));
+        t.reject(
+            "layer: a scale for two",
+            b.ada_layer_norm(&x, &t.zeros([2, 8], DType::F32)?, &row, &one, 1e-6),
+        );
+        t.reject(
+            "layer: a narrow shift",
+            b.ada_layer_norm(&x, &row, &t.zeros([1, 7], DType::F32)?, &one, 1e-6),
+        );
+        t.reject(
+            "layer: a bf16 shift",
+            b.ada_layer_norm(&x, &row, &t.zeros([1, 8], DType::BF16)?, &one, 1e-6),
+        );
+        t.reject("layer: a vector", b.ada_layer_norm(&flat, &row, &row, &one, 1e-6));
+
+        let (image, half) = (t.zeros([2, 2, 8], DType::F32)?, t.zeros([8], DType::BF16)?);
+        let group =
+            |x, groups, weight, bias| b.group_norm(x, groups, weight, bias, 1e-6, Some(Activation::Silu));
+        t.reject("group: no groups", group(&image, 0, &flat, &flat));
+        t.reject("group: uneven groups", group(&image, 3, &flat, &flat));
+        t.reject("group: a short weight", group(&image, 4, &short, &flat));
+        t.reject("group: a short bias", group(&image, 4, &flat, &short));
+        t.reject("group: a bf16 bias", group(&image, 4, &flat, &half));
+        t.reject("group: a matrix", group(&x, 4, &flat, &flat));
         Ok(())
     }
 }

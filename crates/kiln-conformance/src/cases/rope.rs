@@ -1,6 +1,7 @@
 //! Rotary embedding in both layouts, with and without the norm of heads.
 
-use kiln_ops::{Backend, Result, RopeLayout};
+use kiln_ops::{Backend, Result, RopeLayout, RopeTable};
+use kiln_tensor::{DType, HostTensor};
 
 use super::CaseList;
 use crate::Tolerance;
@@ -28,6 +29,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
         list.add(&format!("qk_norm_rope/{name}"), QkNormRope { normed: true, pairs });
         list.add(&format!("qk_norm_rope/{name}_without_norm"), QkNormRope { normed: false, pairs });
     }
+    list.add_once("invalid_arguments/rope", Invalid);
 }
 
 struct NormRope {
@@ -85,5 +87,35 @@ impl Scenario for SlicedTable {
         let weight = t.parameter(NORMAL, [32])?;
         let y = t.b.norm_rope(&x, Some(&weight), &rope, 1e-6)?;
         t.record("tokens 3..8 of 9", &y, Tolerance::sum(32).rounded(t.dtype))
+    }
+}
+
+/// Calls that every backend must reject with the same message.
+struct Invalid;
+
+impl Scenario for Invalid {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let (x, head) = (t.zeros([3, 8], DType::F32)?, t.zeros([4], DType::F32)?);
+        let table = |shape: [usize; 2]| b.upload(&HostTensor::zeros(shape), DType::F32);
+        let rope = |cos, sin| -> Result<RopeTable<B::Tensor>> {
+            Ok(RopeTable { cos: table(cos)?, sin: table(sin)?, pairs: RopeLayout::Interleaved })
+        };
+        let good = rope([3, 2], [3, 2])?;
+        t.reject("rope: an odd head", b.norm_rope(&x, Some(&t.zeros([1], DType::F32)?), &good, 1e-6));
+        t.reject("rope: an empty head", b.norm_rope(&x, Some(&t.zeros([0], DType::F32)?), &good, 1e-6));
+        t.reject(
+            "rope: heads that don't fit",
+            b.norm_rope(&x, Some(&t.zeros([6], DType::F32)?), &good, 1e-6),
+        );
+        t.reject("rope: a bf16 weight", b.norm_rope(&x, Some(&t.zeros([4], DType::BF16)?), &good, 1e-6));
+        t.reject("rope: a weight matrix", b.norm_rope(&x, Some(&t.zeros([2, 2], DType::F32)?), &good, 1e-6));
+        t.reject("rope: a short table", b.norm_rope(&x, Some(&head), &rope([2, 2], [2, 2])?, 1e-6));
+        t.reject("rope: a wide table", b.norm_rope(&x, Some(&head), &rope([3, 4], [3, 4])?, 1e-6));
+        t.reject("rope: no angles", b.norm_rope(&x, None, &rope([3, 0], [3, 0])?, 1e-6));
+        t.reject("rope: angles that don't fit", b.norm_rope(&x, None, &rope([3, 3], [3, 3])?, 1e-6));
+        t.reject("rope: a short table alone", b.norm_rope(&x, None, &rope([2, 2], [2, 2])?, 1e-6));
+        t.reject("rope: other sines", b.norm_rope(&x, Some(&head), &rope([3, 2], [3, 1])?, 1e-6));
+        Ok(())
     }
 }

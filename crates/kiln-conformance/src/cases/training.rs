@@ -494,49 +494,49 @@ impl TrainingScenario for Invalid {
         let half = b.upload(&HostTensor::zeros([3, 4]), DType::BF16)?;
         let (x, w, flat) = (zeros(&[3, 4])?, zeros(&[5, 4])?, zeros(&[4])?);
         let weight = b.load_weight(HostLinear::dense(vec![HostTensor::zeros([5, 4])])?, Residency::Device)?;
-        t.record_rejection("split: other widths", b.split_columns(&x, &[1, 2]));
-        t.record_rejection("linear: narrow dys", b.linear_backward(&[&x], &weight, None));
-        t.record_rejection("linear: no dys", b.linear_backward(&[], &weight, None));
+        t.reject("split: other widths", b.split_columns(&x, &[1, 2]));
+        t.reject("linear: narrow dys", b.linear_backward(&[&x], &weight, None));
+        t.reject("linear: no dys", b.linear_backward(&[], &weight, None));
         let dy = zeros(&[3, 5])?;
-        t.record_rejection("linear: another add", b.linear_backward(&[&dy], &weight, Some(&dy)));
-        t.record_rejection("nt: another depth", b.matmul_nt(&dy, &w, 1.0, None));
-        t.record_rejection("nt: a bf16 weight", b.matmul_nt(&x, &half, 1.0, None));
-        t.record_rejection("nt: a bf16 add", b.matmul_nt(&x, &x, 1.0, Some(&half)));
-        t.record_rejection("nn: another depth", b.matmul_nn(&x, &w, 1.0, None));
-        t.record_rejection("tn: other rows", b.matmul_tn(&w, &x, 1.0, None));
-        t.record_rejection("tn: other types", b.matmul_tn(&x, &half, 1.0, None));
+        t.reject("linear: another add", b.linear_backward(&[&dy], &weight, Some(&dy)));
+        t.reject("nt: another depth", b.matmul_nt(&dy, &w, 1.0, None));
+        t.reject("nt: a bf16 weight", b.matmul_nt(&x, &half, 1.0, None));
+        t.reject("nt: a bf16 add", b.matmul_nt(&x, &x, 1.0, Some(&half)));
+        t.reject("nn: another depth", b.matmul_nn(&x, &w, 1.0, None));
+        t.reject("tn: other rows", b.matmul_tn(&w, &x, 1.0, None));
+        t.reject("tn: other types", b.matmul_tn(&x, &half, 1.0, None));
         let far = LowRank { first: 3, down: &x, up: &zeros(&[3, 3])?, scale: 1.0, input: None };
-        t.record_rejection("norms: rows past the end", b.row_norms(&weight, &[far]));
-        t.record_rejection("mix: rows that don't fit", b.mix_rows(&x, &zeros(&[2, 2])?, false));
-        t.record_rejection("mix: other blocks", b.mix_rows_gradient(&x, &x, [3, 1], 1.0, None));
-        t.record_rejection("column dot: other shapes", b.column_dot(&x, &w, None));
-        t.record_rejection("dropout: all of it", b.dropout(&x, 1.0, 0));
-        t.record_rejection("dropout: NaN", b.dropout(&x, f32::NAN, 0));
+        t.reject("norms: rows past the end", b.row_norms(&weight, &[far]));
+        t.reject("mix: rows that don't fit", b.mix_rows(&x, &zeros(&[2, 2])?, false));
+        t.reject("mix: other blocks", b.mix_rows_gradient(&x, &x, [3, 1], 1.0, None));
+        t.reject("column dot: other shapes", b.column_dot(&x, &w, None));
+        t.reject("dropout: all of it", b.dropout(&x, 1.0, 0));
+        t.reject("dropout: NaN", b.dropout(&x, f32::NAN, 0));
         let groups = RowGroups::single(2);
-        t.record_rejection("gate: too few rows", b.gate_rows(&x, &zeros(&[1, 4])?, &groups));
-        t.record_rejection(
+        t.reject("gate: too few rows", b.gate_rows(&x, &zeros(&[1, 4])?, &groups));
+        t.reject(
             "layer norm: too few rows",
             b.ada_layer_norm_backward(&x, &x, &zeros(&[1, 4])?, &groups, 1e-6, None),
         );
-        t.record_rejection("swiglu: a wide dy", b.swiglu_backward(&x, &x));
-        t.record_rejection("loss: other shapes", b.squared_error(&x, &w, 1.0));
-        t.record_rejection("sum of squares: bf16", b.sum_squares(&[&half]));
+        t.reject("swiglu: a wide dy", b.swiglu_backward(&x, &x));
+        t.reject("loss: other shapes", b.squared_error(&x, &w, 1.0));
+        t.reject("sum of squares: bf16", b.sum_squares(&[&half]));
         let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::None };
         let lse = zeros(&[3, 2])?;
-        t.record_rejection(
+        t.reject(
             "attention: a narrow dout",
             b.attention_backward(&[&dy], &[&x], &[&x], &[&x], &x, &lse, &spec),
         );
-        t.record_rejection(
+        t.reject(
             "attention: a short lse",
             b.attention_backward(&[&x], &[&x], &[&x], &[&x], &x, &zeros(&[2, 2])?, &spec),
         );
         let state = Quantized8 { codes: vec![0; BLOCK + 1], scales: vec![0.0] };
-        t.record_rejection("state: too few scales", b.upload_quantized(&state));
+        t.reject("state: too few scales", b.upload_quantized(&state));
         let step = AdamWStep { lr: 0.1, betas: [0.9, 0.99], eps: 1e-8, decay: 0.0, step: 1, grad_scale: 1.0 };
         let (mut param, mut m, mut v) = (flat.clone(), flat.clone(), zeros(&[5])?);
         let tensor = AdamWTensor { param: &mut param, grad: &flat, m: &mut m, v: &mut v };
-        t.record_rejection("adamw: a long moment", b.adamw(&mut [tensor], &step));
+        t.reject("adamw: a long moment", b.adamw(&mut [tensor], &step));
         Ok(())
     }
 }

@@ -97,7 +97,8 @@ pub(crate) fn group_norm(
     cx: &Context,
     x: &CpuTensor,
     groups: usize,
-    [weight, bias]: [&CpuTensor; 2],
+    weight: &CpuTensor,
+    bias: &CpuTensor,
     eps: f32,
     f: Option<Activation>,
 ) -> Result<CpuTensor> {

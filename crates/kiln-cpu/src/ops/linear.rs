@@ -330,10 +330,12 @@ impl<T: Scalar> RowSource for ColumnConcat<'_, T> {
 mod tests {
     use std::sync::Arc;
 
+    use kiln_ops::Residency;
     use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
 
     use super::*;
     use crate::isa::{Isa, Level};
+    use crate::ops::load_weight;
     use crate::parallel::Pool;
 
     /// The product of the same rows in many bands and in one.
@@ -347,7 +349,7 @@ mod tests {
         };
         let delta = LoraDelta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
         let linear = HostLinear::dense(vec![host(40, 20)]).unwrap().with_deltas(vec![delta]).unwrap();
-        let w = CpuWeight::new(&cx, linear).unwrap();
+        let w = load_weight(&cx, linear, Residency::Device).unwrap();
         let rows = 2 * MC + 100;
         let x = x(&host(rows, 20));
         let x = ColumnConcat { parts: vec![(20, &x[..])], rows };

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kiln_ops::{Result, Tensor, shapes};
-use kiln_tensor::{DType, Shape, bf16};
+use kiln_tensor::{DType, HostTensor, Shape, bf16};
 
 use crate::Context;
 use crate::element::{Element, Scalar, convert};
@@ -13,11 +13,29 @@ use crate::tensor::{CpuTensor, TensorElement, by_dtype};
 /// Elements of a task.
 const ELEMENTS_PER_TASK: usize = 1 << 15;
 
-pub(crate) fn reshape(x: &CpuTensor, shape: &Shape) -> Result<CpuTensor> {
-    Ok(x.view(0, shapes::reshape(x, shape)?))
+pub(crate) fn upload(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
+    shapes::upload(host, dtype)?;
+    fn copy<T: TensorElement>(cx: &Context, values: &[T], shape: &Shape) -> Result<CpuTensor> {
+        let mut buffer = cx.buffer(values.len())?;
+        buffer.copy_from_slice(values);
+        Ok(T::into_tensor(buffer, shape.clone()))
+    }
+    match dtype {
+        DType::BF16 => copy(cx, &host.to_bf16()?, host.shape()),
+        _ => copy(cx, &host.to_f32()?, host.shape()),
+    }
 }
 
-pub(crate) fn slice_rows(x: &CpuTensor, range: Range<usize>) -> Result<CpuTensor> {
+pub(crate) fn download(_: &Context, x: &CpuTensor) -> Result<HostTensor> {
+    let bytes: Vec<u8> = by_dtype!(x, T => bytemuck::cast_slice(T::elements(x)).to_vec());
+    Ok(HostTensor::new(x.dtype(), x.shape(), bytes.into())?)
+}
+
+pub(crate) fn reshape(_: &Context, x: &CpuTensor, shape: Shape) -> Result<CpuTensor> {
+    Ok(x.view(0, shapes::reshape(x, &shape)?))
+}
+
+pub(crate) fn slice_rows(_: &Context, x: &CpuTensor, range: Range<usize>) -> Result<CpuTensor> {
     let shape = shapes::slice_rows(x, &range)?;
     let stride: usize = x.shape().dims()[1..].iter().product();
     Ok(x.view(range.start * stride, shape))
@@ -43,8 +61,7 @@ pub(crate) fn cast(cx: &Context, x: &CpuTensor, dtype: DType) -> Result<CpuTenso
     }
 }
 
-/// `x · scale + shift`, clamped to 0..1, as a byte of 0 to 255.
-pub(crate) fn to_u8(cx: &Context, x: &CpuTensor, scale: f32, shift: f32) -> Vec<u8> {
+pub(crate) fn download_bytes(cx: &Context, x: &CpuTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
     // Adding 2²³ rounds to an integer, ties to even, in the low byte: `round_ties_even` is a function call in a build for
     // any x86-64.
     const MAGIC: f32 = 8_388_608.0;
@@ -55,7 +72,7 @@ pub(crate) fn to_u8(cx: &Context, x: &CpuTensor, scale: f32, shift: f32) -> Vec<
         cx.pool.for_each_chunk(&mut out, ELEMENTS_PER_TASK, |i, out: &mut [u8]| {
             out.iter_mut().zip(&x[i * ELEMENTS_PER_TASK..]).for_each(|(out, v)| *out = to_byte(v.widen()));
         });
-        out
+        Ok(out)
     })
 }
 

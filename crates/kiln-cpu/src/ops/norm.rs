@@ -71,7 +71,8 @@ dispatch! {
 pub(crate) fn ada_layer_norm(
     cx: &Context,
     x: &CpuTensor,
-    [scale, shift]: [&CpuTensor; 2],
+    scale: &CpuTensor,
+    shift: &CpuTensor,
     groups: &RowGroups,
     eps: f32,
 ) -> Result<CpuTensor> {

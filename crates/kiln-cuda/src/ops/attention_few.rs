@@ -3,7 +3,7 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use super::by_dtype;
+use super::grid::by_dtype;
 use crate::context::{Context, int};
 use crate::kernels::{ATTENTION_FEW_BF16, ATTENTION_FEW_F32, AttentionArgs, AttentionFew};
 

@@ -3,7 +3,7 @@
 use kiln_ops::{Activation, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::{THREADS, by_dtype, elementwise_grid, row_grid};
+use super::grid::{THREADS, by_dtype, elementwise_grid, row_grid};
 use crate::context::{Context, int};
 use crate::kernels::{
     AFFINE_BF16, AFFINE_F32, Affine, BINARY_BF16, BINARY_F32, BLEND_ROWS_BF16, BLEND_ROWS_F32, Binary,
@@ -74,11 +74,16 @@ fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: BinaryOp, s: f32) -> 
 }
 
 pub(crate) fn swiglu(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
-    concat_swiglu(cx, None, x)
+    left_and_swiglu(cx, None, x)
 }
 
-/// Concatenates `left` and SwiGLU of `x` by columns.
-pub(crate) fn concat_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
+pub(crate) fn concat_swiglu(cx: &Context, left: &CudaTensor, x: &CudaTensor) -> Result<CudaTensor> {
+    kiln_ops::training::shapes::concat_swiglu(left, x)?;
+    left_and_swiglu(cx, Some(left), x)
+}
+
+/// Concatenates `left`, if given, and SwiGLU of `x` by columns.
+pub(super) fn left_and_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
     let shape = shapes::swiglu(x)?;
     let (rows, cols) = (shape.rows(), shape.last());
     let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));

@@ -8,10 +8,10 @@ use std::ops::Range;
 use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
+use super::grid::{THREADS, by_dtype};
 use super::movement::concat_columns;
 use super::norm::register_grid;
 use super::quantize_fp8::quantize_rows;
-use super::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::error;
 use crate::gemm::GemmShape;

@@ -3,8 +3,8 @@
 use kiln_ops::{Activation, Result, Tensor as _, shapes};
 
 use super::elementwise::activation_code;
+use super::grid::{THREADS, by_dtype, row_grid};
 use super::movement::image_dims;
-use super::{THREADS, by_dtype, row_grid};
 use crate::context::{Context, int};
 use crate::kernels::{
     GROUP_NORM_APPLY_BF16, GROUP_NORM_APPLY_F32, GROUP_NORM_APPLY_VECTOR_BF16, GROUP_NORM_APPLY_VECTOR_F32,
@@ -27,7 +27,8 @@ pub(crate) fn group_norm(
     cx: &Context,
     x: &CudaTensor,
     groups: usize,
-    [weight, bias]: [&CudaTensor; 2],
+    weight: &CudaTensor,
+    bias: &CudaTensor,
     eps: f32,
     f: Option<Activation>,
 ) -> Result<CudaTensor> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::DType;
 
-use super::{THREADS, by_dtype};
+use super::grid::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::kernels::{
     GEMM_INT8_BF16, GEMM_INT8_F32, GemmInt8, QUANTIZE_INT8_BF16, QUANTIZE_INT8_F32, QuantizeInt8,

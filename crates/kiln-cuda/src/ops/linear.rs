@@ -5,12 +5,12 @@ use std::ops::Range;
 use kiln_ops::{Error, Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::elementwise::concat_swiglu;
+use super::elementwise::left_and_swiglu;
 use super::fp8::Fp8Operand;
+use super::grid::{THREADS, row_grid};
 use super::int8::Int8Operand;
 use super::movement::concat_columns;
 use super::norm::{ada_layer_norm, fits_registers};
-use super::{THREADS, row_grid};
 use crate::context::{Context, int};
 use crate::gemm::Gemm;
 use crate::kernels::{EPILOGUE_BF16_BF16, EPILOGUE_F32_BF16, EPILOGUE_F32_F32, EpilogueParams};
@@ -57,7 +57,7 @@ pub(crate) fn ada_linear_split<const N: usize>(
         let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8 };
         return call.split(widths);
     }
-    let normed = ada_layer_norm(cx, x, modulation, groups, eps)?;
+    let normed = ada_layer_norm(cx, x, modulation[0], modulation[1], groups, eps)?;
     let xs = [&normed];
     LinearCall::with_matrix(cx, &xs, w, matrix)?.split(widths)
 }
@@ -94,7 +94,7 @@ pub(crate) fn swiglu_gated_add(
         return call.gated_add(out, gate, residual);
     }
     // One product over all columns instead of two accumulated in f32.
-    let x = concat_swiglu(cx, left, gate_up)?;
+    let x = left_and_swiglu(cx, left, gate_up)?;
     let xs = [&x];
     LinearCall::with_matrix(cx, &xs, w, matrix)?.gated_add(out, gate, residual)
 }

@@ -1,12 +1,12 @@
-//! Data movement: casts, copies, rearrangements, upsampling and downloads as bytes.
+//! Data movement: between host and device, casts, copies, rearrangements, upsampling and downloads as bytes.
 
 use std::ops::Range;
 
 use kiln_ops::{Pending, Result, Tensor as _, shapes};
-use kiln_tensor::{DType, Shape};
+use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::elementwise::cast_buffer;
-use super::{THREADS, by_dtype, elementwise_grid};
+use super::grid::{THREADS, by_dtype, elementwise_grid};
 use crate::context::{Context, int};
 use crate::kernels::{
     COPY_COLUMNS_2, COPY_COLUMNS_4, COPY_COLUMNS_16, CopyColumns, SPACE_TO_DEPTH_2, SPACE_TO_DEPTH_4,
@@ -15,8 +15,36 @@ use crate::kernels::{
 use crate::queue::DeviceBuffer;
 use crate::tensor::CudaTensor;
 
-pub(crate) fn reshape(x: &CudaTensor, shape: &Shape) -> Result<CudaTensor> {
-    Ok(x.view(0, shapes::reshape(x, shape)?))
+pub(crate) fn upload(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
+    let tensor = CudaTensor::new(cx, shapes::upload(host, dtype)?, dtype)?;
+    let host = host.to_dtype(dtype)?;
+    cx.check(cx.upload(host.bytes(), tensor.ptr(cx)))?;
+    Ok(tensor)
+}
+
+pub(crate) fn download(cx: &Context, x: &CudaTensor) -> Result<HostTensor> {
+    let mut bytes = vec![0u8; x.shape().numel() * x.dtype().size()];
+    cx.check(cx.download(x.ptr(cx), &mut bytes))?;
+    Ok(HostTensor::new(x.dtype(), x.shape(), bytes.into())?)
+}
+
+pub(crate) fn download_async(cx: &Context, x: &CudaTensor) -> Result<Pending<HostTensor>> {
+    let copy = cx.check(cx.download_async(x.ptr(cx), x.shape().numel() * x.dtype().size()))?;
+    let (cx, dtype, shape) = (cx.clone(), x.dtype(), x.shape().clone());
+    Ok(Box::new(move || Ok(HostTensor::new(dtype, &shape, cx.check(copy.wait())?.into())?)))
+}
+
+pub(crate) fn synchronize(cx: &Context) -> Result<()> {
+    cx.check(cx.wait())
+}
+
+pub(crate) fn fence(cx: &Context) -> Result<Pending<()>> {
+    let (cx, mark) = (cx.clone(), cx.check(cx.mark())?);
+    Ok(Box::new(move || cx.check(mark.wait().map(drop))))
+}
+
+pub(crate) fn reshape(_: &Context, x: &CudaTensor, shape: Shape) -> Result<CudaTensor> {
+    Ok(x.view(0, shapes::reshape(x, &shape)?))
 }
 
 pub(crate) fn cast(cx: &Context, x: &CudaTensor, dtype: DType) -> Result<CudaTensor> {
@@ -58,7 +86,7 @@ pub(crate) fn download_bytes_async(
     Ok(Box::new(move || cx.check(copy.wait())))
 }
 
-pub(crate) fn slice_rows(x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {
+pub(crate) fn slice_rows(_: &Context, x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {
     let shape = shapes::slice_rows(x, &range)?;
     let row = x.shape().numel() / x.shape().dims()[0].max(1);
     Ok(x.view(range.start * row, shape))

@@ -2,7 +2,7 @@
 
 use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 
-use super::by_dtype;
+use super::grid::by_dtype;
 use crate::context::{Context, int};
 use crate::kernels::{
     ADA_LAYER_NORM_BF16, ADA_LAYER_NORM_F32, ADA_LAYER_NORM_REGISTERS_BF16, ADA_LAYER_NORM_REGISTERS_F32,
@@ -43,7 +43,8 @@ pub(super) fn register_grid(cx: &Context, rows: usize) -> ([usize; 2], usize) {
 pub(crate) fn ada_layer_norm(
     cx: &Context,
     x: &CudaTensor,
-    [scale, shift]: [&CudaTensor; 2],
+    scale: &CudaTensor,
+    shift: &CudaTensor,
     groups: &RowGroups,
     eps: f32,
 ) -> Result<CudaTensor> {

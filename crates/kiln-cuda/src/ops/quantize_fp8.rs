@@ -3,7 +3,7 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use super::by_dtype;
+use super::grid::by_dtype;
 use crate::context::{Context, int};
 use crate::kernels::{QUANTIZE_FP8_BF16, QUANTIZE_FP8_F32, QuantizeFp8};
 use crate::sys::driver::DevicePtr;

@@ -3,7 +3,7 @@
 use kiln_ops::{Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::{THREADS, by_dtype};
+use super::grid::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::kernels::{L1_PARTIAL_BF16, L1_PARTIAL_F32, L1Partial, RELATIVE_L1, RelativeL1};
 use crate::tensor::CudaTensor;

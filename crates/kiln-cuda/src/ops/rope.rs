@@ -3,7 +3,7 @@
 use kiln_ops::{Result, RopeLayout, RopeTable, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::{THREADS, by_dtype};
+use super::grid::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::kernels::{
     NORM_ROPE_128_BF16, NORM_ROPE_128_F32, NORM_ROPE_BF16, NORM_ROPE_F32, NormRope, NormRope128,

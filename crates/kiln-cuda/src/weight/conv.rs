@@ -22,29 +22,27 @@ pub struct CudaConv {
     pub(crate) folded_f32: OnceLock<DeviceBuffer>,
 }
 
-impl CudaConv {
-    pub(crate) fn new(cx: &Context, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
-        let size @ [out, input, height, width] = shapes::load_conv(kernel, bias)?;
-        let cols = input * height * width;
-        let flat = match kernel.dtype() {
-            DType::BF16 => {
-                HostTensor::from_bf16([out, cols], channels_last(&kernel.to_bf16()?, input, height * width))?
-            }
-            DType::F16 => {
-                let values: Vec<f16> = bytemuck::pod_collect_to_vec(kernel.bytes());
-                let bytes = bytemuck::cast_vec::<f16, u16>(channels_last(&values, input, height * width));
-                let bytes: Vec<u8> = bytemuck::cast_slice(&bytes).to_vec();
-                HostTensor::new(DType::F16, [out, cols], bytes.into())?
-            }
-            DType::F32 | DType::F64 => {
-                HostTensor::from_f32([out, cols], channels_last(&kernel.to_f32()?, input, height * width))?
-            }
-            dtype => return Err(Error::DType { op: "conv", dtype, backend: cx.name() }),
-        };
-        let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
-        let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
-        Ok(CudaConv { size, kernel, bias, folded: OnceLock::new(), folded_f32: OnceLock::new() })
-    }
+pub(crate) fn load_conv(cx: &Context, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
+    let size @ [out, input, height, width] = shapes::load_conv(kernel, bias)?;
+    let cols = input * height * width;
+    let flat = match kernel.dtype() {
+        DType::BF16 => {
+            HostTensor::from_bf16([out, cols], channels_last(&kernel.to_bf16()?, input, height * width))?
+        }
+        DType::F16 => {
+            let values: Vec<f16> = bytemuck::pod_collect_to_vec(kernel.bytes());
+            let bytes = bytemuck::cast_vec::<f16, u16>(channels_last(&values, input, height * width));
+            let bytes: Vec<u8> = bytemuck::cast_slice(&bytes).to_vec();
+            HostTensor::new(DType::F16, [out, cols], bytes.into())?
+        }
+        DType::F32 | DType::F64 => {
+            HostTensor::from_f32([out, cols], channels_last(&kernel.to_f32()?, input, height * width))?
+        }
+        dtype => return Err(Error::DType { op: "conv", dtype, backend: cx.name() }),
+    };
+    let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
+    let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
+    Ok(CudaConv { size, kernel, bias, folded: OnceLock::new(), folded_f32: OnceLock::new() })
 }
 
 /// Transposes `[out, in, taps]` to `[out, taps, in]`.

@@ -17,6 +17,7 @@ use crate::queue::DeviceBuffer;
 use crate::streamer::{ResidentWeight, StreamedWeight};
 use crate::sys::driver::DevicePtr;
 pub use conv::CudaConv;
+pub(crate) use conv::load_conv;
 pub(crate) use matrix::Matrix;
 use matrix::vector;
 use packed::PackedMatrix;
@@ -182,30 +183,29 @@ impl LowRankUpdate {
     }
 }
 
+pub(crate) fn load_weight(cx: &Context, linear: HostLinear, residency: Residency) -> Result<CudaWeight> {
+    let stored = StoredMatrix::new(cx, &linear)?;
+    let bias = linear.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
+    let deltas = LowRankUpdate::all(cx, linear.deltas(), linear.cols())?;
+    let (at, bytes) = stored.payload(cx);
+    let storage = match residency {
+        Residency::Device => Storage::Device(stored),
+        Residency::Host => {
+            let streamed = cx.check(cx.shared().streamer.add(at, bytes))?;
+            Storage::Host(stored.with_buffer(DeviceBuffer::borrowed(0)), streamed)
+        }
+    };
+    Ok(CudaWeight { storage: Arc::new(storage), bias, deltas })
+}
+
+pub(crate) fn with_deltas(cx: &Context, w: &CudaWeight, deltas: Vec<LoraDelta>) -> Result<CudaWeight> {
+    let size @ [_, cols] = w.size();
+    shapes::with_deltas(&deltas, size)?;
+    let deltas = LowRankUpdate::all(cx, &deltas, cols)?;
+    Ok(CudaWeight { storage: w.storage.clone(), bias: w.bias.clone(), deltas })
+}
+
 impl CudaWeight {
-    pub(crate) fn new(cx: &Context, linear: HostLinear, residency: Residency) -> Result<CudaWeight> {
-        let stored = StoredMatrix::new(cx, &linear)?;
-        let bias = linear.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
-        let deltas = LowRankUpdate::all(cx, linear.deltas(), linear.cols())?;
-        let (at, bytes) = stored.payload(cx);
-        let storage = match residency {
-            Residency::Device => Storage::Device(stored),
-            Residency::Host => {
-                let streamed = cx.check(cx.shared().streamer.add(at, bytes))?;
-                Storage::Host(stored.with_buffer(DeviceBuffer::borrowed(0)), streamed)
-            }
-        };
-        Ok(CudaWeight { storage: Arc::new(storage), bias, deltas })
-    }
-
-    /// Returns the layer with other updates.
-    pub(crate) fn with_deltas(&self, cx: &Context, deltas: &[LoraDelta]) -> Result<CudaWeight> {
-        let size @ [_, cols] = self.size();
-        shapes::with_deltas(deltas, size)?;
-        let deltas = LowRankUpdate::all(cx, deltas, cols)?;
-        Ok(CudaWeight { storage: self.storage.clone(), bias: self.bias.clone(), deltas })
-    }
-
     pub(crate) fn size(&self) -> [usize; 2] {
         match &*self.storage {
             Storage::Device(stored) | Storage::Host(stored, _) => stored.size(),

@@ -10,7 +10,7 @@ use kiln_tensor::packed::{Format, PackedTensor, Scales};
 
 use crate::context::{Context, int};
 use crate::kernels::{self, DEQUANTIZE_BF16, DEQUANTIZE_F32, Dequantize};
-use crate::ops::{THREADS, by_dtype, row_grid};
+use crate::ops::grid::{THREADS, by_dtype, row_grid};
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 

@@ -1,6 +1,6 @@
 use kiln_tensor::HostTensor;
 
-use super::{tensor, values};
+use super::values::{tensor, values};
 use crate::{AttentionMask, AttentionSpec, Result, shapes};
 
 /// The elements of row blocks.

@@ -1,7 +1,7 @@
 use kiln_tensor::HostTensor;
 
 use super::linear::floats;
-use super::{tensor, values};
+use super::values::{tensor, values};
 use crate::{ConvGeometry, Result, shapes};
 
 /// A convolution's kernel and bias.

@@ -1,6 +1,6 @@
 use kiln_tensor::{DType, HostTensor};
 
-use super::{tensor, values};
+use super::values::{tensor, values};
 use crate::{Activation, Result, shapes};
 
 pub(super) fn apply(f: Activation, x: f64) -> f64 {

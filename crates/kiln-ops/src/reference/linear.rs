@@ -3,7 +3,8 @@
 use kiln_tensor::packed::PackedTensor;
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta};
 
-use super::{NAME, movement, tensor, values};
+use super::movement;
+use super::values::{NAME, tensor, values};
 use crate::{Error, Residency, Result, RowGroups, fp8, int8, shapes};
 
 /// A linear layer: weight, bias and LoRA deltas.

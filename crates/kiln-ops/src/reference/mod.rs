@@ -10,12 +10,17 @@ mod linear;
 mod movement;
 mod norm;
 mod training;
+mod values;
 
-use kiln_tensor::bf16;
-
+use self::attention::*;
+use self::conv::*;
+use self::elementwise::*;
+use self::linear::*;
+use self::movement::*;
+use self::norm::*;
+use self::training::*;
 use crate::signatures::*;
-use crate::{Backend, Error, Tensor, TrainingBackend};
-use {attention::*, conv::*, elementwise::*, linear::*, movement::*, norm::*, training::*};
+use crate::{Backend, Tensor, TrainingBackend};
 
 /// The reference backend: plain loops in f64.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,22 +43,6 @@ impl Tensor for HostTensor {
     }
 }
 
-const NAME: &str = "reference";
-
-/// The elements as f64.
-fn values(x: &HostTensor) -> Result<Vec<f64>> {
-    Ok(x.to_f32()?.iter().map(|&v| v.into()).collect())
-}
-
-/// `values` rounded to `dtype`, f32 or bf16.
-fn tensor(shape: impl Into<Shape>, dtype: DType, values: Vec<f64>) -> Result<HostTensor> {
-    Ok(match dtype {
-        DType::F32 => HostTensor::from_f32(shape, values.iter().map(|&v| v as f32).collect())?,
-        DType::BF16 => HostTensor::from_bf16(shape, values.iter().map(|&v| bf16::from_f64(v)).collect())?,
-        _ => return Err(Error::DType { op: "round", dtype, backend: NAME.into() }),
-    })
-}
-
 /// Calls the function of an operation's name.
 macro_rules! call {
     ($self:ident, $op:ident $arguments:tt) => { self::$op $arguments };
@@ -66,7 +55,7 @@ impl Backend for Reference {
     type GraphCache = ();
 
     fn name(&self) -> String {
-        NAME.into()
+        values::NAME.into()
     }
 
     backend_methods!(required, call);

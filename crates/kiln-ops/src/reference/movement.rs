@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use super::{tensor, values};
+use super::values::{tensor, values};
 use crate::{Result, shapes};
 
 pub(super) fn upload(host: &HostTensor, dtype: DType) -> Result<HostTensor> {

@@ -3,7 +3,7 @@
 use kiln_tensor::HostTensor;
 
 use super::elementwise::apply;
-use super::{tensor, values};
+use super::values::{tensor, values};
 use crate::{Activation, Result, RopeLayout, RopeTable, RowGroups, shapes};
 
 /// Mean and biased variance.

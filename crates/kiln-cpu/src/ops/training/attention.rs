@@ -120,7 +120,7 @@ dispatch! {
     ) => gradient_kernel;
 }
 
-pub(super) fn forward(
+pub(crate) fn attention_lse(
     cx: &Context,
     q: &[&CpuTensor],
     k: &[&CpuTensor],
@@ -170,10 +170,13 @@ pub(super) fn forward(
     Ok([out, f32::into_tensor(lse, [queries, heads].into())])
 }
 
-pub(super) fn backward(
+#[expect(clippy::too_many_arguments, reason = "the operation's arguments")]
+pub(crate) fn attention_backward(
     cx: &Context,
     dout: &[&CpuTensor],
-    [q, k, v]: [&[&CpuTensor]; 3],
+    q: &[&CpuTensor],
+    k: &[&CpuTensor],
+    v: &[&CpuTensor],
     out: &CpuTensor,
     lse: &CpuTensor,
     spec: &AttentionSpec,

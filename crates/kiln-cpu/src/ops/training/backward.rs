@@ -29,7 +29,7 @@ dispatch! {
     fn store_row<T: Element>(values: &[f32], add: Option<&[T]>, out: &mut [T]) => store_kernel;
 }
 
-pub(super) fn ada_layer_norm(
+pub(crate) fn ada_layer_norm_backward(
     cx: &Context,
     dy: &CpuTensor,
     x: &CpuTensor,
@@ -69,7 +69,7 @@ pub(super) fn ada_layer_norm(
     })
 }
 
-pub(super) fn norm_rope(
+pub(crate) fn norm_rope_backward(
     cx: &Context,
     dy: &CpuTensor,
     x: &CpuTensor,
@@ -133,7 +133,7 @@ dispatch! {
     fn swiglu_row<T: Element>(dy: &[T], x: &[T], out: &mut [T]) => swiglu_kernel;
 }
 
-pub(super) fn swiglu(cx: &Context, dy: &CpuTensor, x: &CpuTensor) -> Result<CpuTensor> {
+pub(crate) fn swiglu_backward(cx: &Context, dy: &CpuTensor, x: &CpuTensor) -> Result<CpuTensor> {
     let shape = shapes::swiglu_backward(dy, x)?;
     let width = dy.shape().last();
     by_dtype!(x, T => {
@@ -157,7 +157,7 @@ dispatch! {
     fn multiply_row<T: Element>(x: &[T], factor: &[f32], out: &mut [T]) => multiply_kernel;
 }
 
-pub(super) fn gate_rows(
+pub(crate) fn gate_rows(
     cx: &Context,
     x: &CpuTensor,
     gate: &CpuTensor,
@@ -176,7 +176,7 @@ pub(super) fn gate_rows(
     })
 }
 
-pub(super) fn dropout(cx: &Context, x: &CpuTensor, rate: f32, seed: u64) -> Result<CpuTensor> {
+pub(crate) fn dropout(cx: &Context, x: &CpuTensor, rate: f32, seed: u64) -> Result<CpuTensor> {
     let shape = shapes::dropout(x, rate)?;
     let factor = 1.0 / (1.0 - rate);
     by_dtype!(x, T => {
@@ -193,7 +193,7 @@ pub(super) fn dropout(cx: &Context, x: &CpuTensor, rate: f32, seed: u64) -> Resu
     })
 }
 
-pub(super) fn mix_rows(cx: &Context, x: &CpuTensor, a: &CpuTensor, transposed: bool) -> Result<CpuTensor> {
+pub(crate) fn mix_rows(cx: &Context, x: &CpuTensor, a: &CpuTensor, transposed: bool) -> Result<CpuTensor> {
     let (shape, [from, to]) = shapes::mix_rows(x, a, transposed)?;
     let (width, cols, a) = (shape.last(), a.shape().last(), f32::elements(a));
     by_dtype!(x, T => {
@@ -212,7 +212,7 @@ pub(super) fn mix_rows(cx: &Context, x: &CpuTensor, a: &CpuTensor, transposed: b
     })
 }
 
-pub(super) fn mix_rows_gradient(
+pub(crate) fn mix_rows_gradient(
     cx: &Context,
     dy: &CpuTensor,
     x: &CpuTensor,
@@ -244,7 +244,7 @@ fn dot<T: Element>(x: &[T], y: &[T]) -> f64 {
     x.iter().zip(y).map(|(x, y)| f64::from(x.widen()) * f64::from(y.widen())).sum()
 }
 
-pub(super) fn column_dot(
+pub(crate) fn column_dot(
     cx: &Context,
     x: &CpuTensor,
     y: &CpuTensor,
@@ -274,7 +274,7 @@ pub(super) fn column_dot(
     Ok(f32::into_tensor(sums, shape))
 }
 
-pub(super) fn squared_error(
+pub(crate) fn squared_error(
     cx: &Context,
     x: &CpuTensor,
     y: &CpuTensor,
@@ -306,7 +306,7 @@ pub(super) fn squared_error(
     })
 }
 
-pub(super) fn sum_squares(cx: &Context, xs: &[&CpuTensor]) -> Result<CpuTensor> {
+pub(crate) fn sum_squares(cx: &Context, xs: &[&CpuTensor]) -> Result<CpuTensor> {
     shapes::sum_squares(xs)?;
     let mut total = 0.0;
     for x in xs {

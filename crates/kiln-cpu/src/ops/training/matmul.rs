@@ -110,7 +110,7 @@ pub(super) fn product<L: RowSource, R: RowSource + Send>(
     gemm_f32_of(cx, &terms, 0..rows, cols, orientation, epilogue)
 }
 
-pub(super) fn split_columns(cx: &Context, x: &CpuTensor, widths: &[usize]) -> Result<Vec<CpuTensor>> {
+pub(crate) fn split_columns(cx: &Context, x: &CpuTensor, widths: &[usize]) -> Result<Vec<CpuTensor>> {
     let shapes = shapes::split_columns(x, widths)?;
     let width: usize = widths.iter().sum();
     by_dtype!(x, T => {
@@ -130,7 +130,7 @@ pub(super) fn split_columns(cx: &Context, x: &CpuTensor, widths: &[usize]) -> Re
     })
 }
 
-pub(super) fn linear_backward(
+pub(crate) fn linear_backward(
     cx: &Context,
     dys: &[&CpuTensor],
     w: &CpuWeight,
@@ -163,7 +163,7 @@ fn columns_of<T: TensorElement>(x: &CpuTensor) -> Columns<'_, T> {
     Columns { data: T::elements(x), start: 0, stride: x.shape().last() }
 }
 
-pub(super) fn matmul_nt(
+pub(crate) fn matmul_nt(
     cx: &Context,
     x: &CpuTensor,
     w: &CpuTensor,
@@ -182,7 +182,7 @@ pub(super) fn matmul_nt(
     })
 }
 
-pub(super) fn matmul_nn(
+pub(crate) fn matmul_nn(
     cx: &Context,
     dy: &CpuTensor,
     w: &CpuTensor,
@@ -201,7 +201,7 @@ pub(super) fn matmul_nn(
     })
 }
 
-pub(super) fn matmul_tn(
+pub(crate) fn matmul_tn(
     cx: &Context,
     dy: &CpuTensor,
     x: &CpuTensor,
@@ -238,7 +238,7 @@ pub(super) fn matmul_tn(
     Ok(f32::into_tensor(dw, shape))
 }
 
-pub(super) fn row_norms(
+pub(crate) fn row_norms(
     cx: &Context,
     w: &CpuWeight,
     updates: &[LowRank<'_, CpuTensor>],

@@ -3,7 +3,8 @@
 //! All matrix products, those of attention included, go through the blocked driver of [`gemm`](crate::gemm) in f32.
 
 mod attention;
-mod backend;
 mod backward;
 mod matmul;
 mod optimizer;
+
+pub(crate) use {attention::*, backward::*, matmul::*, optimizer::*};

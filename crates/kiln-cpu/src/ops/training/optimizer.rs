@@ -36,7 +36,16 @@ impl<'a> AdamW<'a> {
     }
 }
 
-pub(super) fn adamw(
+pub(crate) fn upload_quantized(_: &Context, host: &Quantized8) -> Result<Quantized8> {
+    shapes::upload_quantized(host)?;
+    Ok(host.clone())
+}
+
+pub(crate) fn download_quantized(_: &Context, x: &Quantized8) -> Result<Quantized8> {
+    Ok(x.clone())
+}
+
+pub(crate) fn adamw(
     cx: &Context,
     tensors: &mut [AdamWTensor<'_, CpuTensor>],
     step: &AdamWStep,
@@ -67,7 +76,7 @@ pub(super) fn adamw(
     Ok(())
 }
 
-pub(super) fn adamw_8bit(
+pub(crate) fn adamw_8bit(
     cx: &Context,
     tensors: &mut [QuantizedAdamWTensor<'_, CpuTensor, Quantized8>],
     step: &AdamWStep,
@@ -106,7 +115,7 @@ pub(super) fn adamw_8bit(
     Ok(())
 }
 
-pub(super) fn prodigy_moments(
+pub(crate) fn prodigy_moments(
     cx: &Context,
     tensors: &mut [ProdigyTensor<'_, CpuTensor>],
     step: &ProdigyStep,
@@ -148,7 +157,7 @@ pub(super) fn prodigy_moments(
     Ok(f32::into_tensor(out, [1, 2].into()))
 }
 
-pub(super) fn prodigy_update(
+pub(crate) fn prodigy_update(
     cx: &Context,
     tensors: &mut [ProdigyTensor<'_, CpuTensor>],
     lr: f32,

@@ -10,8 +10,8 @@ use crate::kernels::{
     MIX_ROWS_BF16, MIX_ROWS_F32, MIX_ROWS_GRADIENT_BF16, MIX_ROWS_GRADIENT_F32, MixRows, MixRowsGradient,
     SUM_ROWS, SumRows, TAKE_COLUMNS_2, TAKE_COLUMNS_4, TAKE_COLUMNS_16, TakeColumns,
 };
+use crate::ops::grid::{THREADS, by_dtype};
 use crate::ops::movement::unit;
-use crate::ops::{THREADS, by_dtype};
 use crate::tensor::CudaTensor;
 
 /// Blocks along the rows of a sum by columns, at most.

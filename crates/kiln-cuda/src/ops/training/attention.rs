@@ -29,10 +29,13 @@ pub(crate) fn attention_lse(
     Ok([attention_into(cx, [q, k, v], spec, Some(&lse))?, lse])
 }
 
+#[expect(clippy::too_many_arguments, reason = "the operation's arguments")]
 pub(crate) fn attention_backward(
     cx: &Context,
     dout: &[&CudaTensor],
-    [q, k, v]: [&[&CudaTensor]; 3],
+    q: &[&CudaTensor],
+    k: &[&CudaTensor],
+    v: &[&CudaTensor],
     out: &CudaTensor,
     lse: &CudaTensor,
     spec: &AttentionSpec,

@@ -10,7 +10,7 @@ use crate::kernels::{
     ATTENTION_BACKWARD_Q_MMA_64, ATTENTION_BACKWARD_Q_MMA_128, ATTENTION_STATS, AttentionBackwardHopper,
     AttentionBackwardMma, AttentionStats, HopperAttentionBackwardArgs, MmaAttentionBackwardArgs,
 };
-use crate::ops::THREADS;
+use crate::ops::grid::THREADS;
 use crate::ops::movement::concat_rows;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::TensorMap;

@@ -4,7 +4,6 @@ use kiln_ops::training::shapes;
 use kiln_ops::{Result, RopeLayout, RopeTable, RowGroups, Tensor as _};
 use kiln_tensor::DType;
 
-use super::sum_blocks;
 use crate::context::{Context, int};
 use crate::kernels::{
     ADA_LAYER_NORM_BACKWARD_BF16, ADA_LAYER_NORM_BACKWARD_F32, AdaLayerNormBackward,
@@ -12,17 +11,26 @@ use crate::kernels::{
     NormRopeBackward, NormRopeBackward128, SQUARED_ERROR, SUM_PARTIALS, SWIGLU_BACKWARD_BF16,
     SWIGLU_BACKWARD_F32, SquaredError, SumPartials, SwigluBackward,
 };
+use crate::ops::grid::{THREADS, by_dtype, row_grid};
 use crate::ops::linear::Epilogue;
 use crate::ops::movement::cast;
-use crate::ops::{THREADS, by_dtype, row_grid};
 use crate::tensor::CudaTensor;
+
+/// Blocks of the first launch of a sum over all elements, at most.
+const MAX_BLOCKS: usize = 256;
+
+/// Blocks of a sum over `n` elements, and elements per block.
+fn sum_blocks(n: usize) -> (usize, usize) {
+    let blocks = n.div_ceil(8 * THREADS).clamp(1, MAX_BLOCKS);
+    (blocks, n.div_ceil(blocks))
+}
 
 /// Threads per row, eight elements each.
 fn row_threads(dim: usize) -> usize {
     dim.div_ceil(8).next_multiple_of(32).clamp(32, 1024)
 }
 
-pub(crate) fn ada_layer_norm(
+pub(crate) fn ada_layer_norm_backward(
     cx: &Context,
     dy: &CudaTensor,
     x: &CudaTensor,
@@ -51,7 +59,7 @@ pub(crate) fn ada_layer_norm(
     Ok(dx)
 }
 
-pub(crate) fn norm_rope(
+pub(crate) fn norm_rope_backward(
     cx: &Context,
     dy: &CudaTensor,
     x: &CudaTensor,
@@ -99,8 +107,17 @@ pub(crate) fn norm_rope(
     Ok(dx)
 }
 
-/// The gradients of `left` and `x` from that of both side by side, `left` and SwiGLU of `x`.
-pub(crate) fn concat_swiglu(cx: &Context, dy: &CudaTensor, x: &CudaTensor) -> Result<[CudaTensor; 2]> {
+pub(crate) fn swiglu_backward(cx: &Context, dy: &CudaTensor, x: &CudaTensor) -> Result<CudaTensor> {
+    shapes::swiglu_backward(dy, x)?;
+    let [_, dx] = concat_swiglu_backward(cx, dy, x)?;
+    Ok(dx)
+}
+
+pub(crate) fn concat_swiglu_backward(
+    cx: &Context,
+    dy: &CudaTensor,
+    x: &CudaTensor,
+) -> Result<[CudaTensor; 2]> {
     let (left, cols) = shapes::concat_swiglu_backward(dy, x)?;
     let rows = x.shape().rows();
     let d_left = CudaTensor::new(cx, [rows, left], x.dtype())?;
@@ -120,8 +137,27 @@ pub(crate) fn concat_swiglu(cx: &Context, dy: &CudaTensor, x: &CudaTensor) -> Re
     Ok([d_left, dx])
 }
 
-/// `residual + gate[group of row] * x`; without a residual, the product.
 pub(crate) fn gate_rows(
+    cx: &Context,
+    x: &CudaTensor,
+    gate: &CudaTensor,
+    groups: &RowGroups,
+) -> Result<CudaTensor> {
+    gate_and_add(cx, x, gate, groups, None)
+}
+
+pub(crate) fn gated_add(
+    cx: &Context,
+    x: &CudaTensor,
+    gate: &CudaTensor,
+    groups: &RowGroups,
+    residual: &CudaTensor,
+) -> Result<CudaTensor> {
+    kiln_ops::shapes::add(x, residual)?;
+    gate_and_add(cx, x, gate, groups, Some(residual))
+}
+
+fn gate_and_add(
     cx: &Context,
     x: &CudaTensor,
     gate: &CudaTensor,
@@ -129,9 +165,6 @@ pub(crate) fn gate_rows(
     residual: Option<&CudaTensor>,
 ) -> Result<CudaTensor> {
     let shape = shapes::gate_rows(x, gate, groups)?;
-    if let Some(residual) = residual {
-        kiln_ops::shapes::add(x, residual)?;
-    }
     let out = CudaTensor::new(cx, &shape, x.dtype())?;
     for (group, rows) in groups.ranges().enumerate() {
         let epilogue = Epilogue {

@@ -8,7 +8,7 @@ use crate::kernels::{
     LOW_RANK_16, LOW_RANK_32, LOW_RANK_COLUMNS, LOW_RANK_ROWS, LowRankArgs, LowRankColumns, LowRankProducts,
     LowRankRows,
 };
-use crate::ops::THREADS;
+use crate::ops::grid::THREADS;
 use crate::queue::DeviceBuffer;
 use crate::tensor::CudaTensor;
 

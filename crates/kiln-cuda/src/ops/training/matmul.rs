@@ -13,9 +13,9 @@ use crate::gemm::product::{Operand, Product};
 use crate::kernels::{DEQUANTIZE_ROWS_BF16, DEQUANTIZE_ROWS_F32, DequantizeRows, ROW_NORMS, RowNorms};
 use crate::ops::elementwise;
 use crate::ops::fp8::Fp8Operand;
+use crate::ops::grid::{THREADS, by_dtype, row_grid};
 use crate::ops::linear::linear_onto;
 use crate::ops::movement::cast;
-use crate::ops::{THREADS, by_dtype, row_grid};
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
@@ -275,7 +275,7 @@ pub(crate) fn linear_low_rank(
 }
 
 /// The gradients of low-rank updates, or `None` if there is no kernel for one of them.
-pub(crate) fn low_rank_backward(
+pub(crate) fn fused_low_rank_backward(
     cx: &Context,
     dys: &[&CudaTensor],
     x: &CudaTensor,

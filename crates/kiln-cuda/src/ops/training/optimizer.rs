@@ -13,7 +13,8 @@ use crate::kernels::{
     ADAMW, ADAMW_8BIT, AdamW, AdamW8Bit, AdamWArgs, Kernel, PRODIGY_MOMENTS, PRODIGY_UPDATE, Parameters,
     ProdigyArgs, ProdigyMoments, ProdigyUpdate, SUM_PARTIALS, SUM_SQUARES, SumPartials, SumSquares,
 };
-use crate::ops::THREADS;
+use crate::ops::grid::THREADS;
+use crate::ops::movement::upload;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
@@ -28,21 +29,19 @@ pub struct CudaQuantized {
     scales: DeviceBuffer,
 }
 
-impl CudaQuantized {
-    pub(crate) fn from_host(cx: &Context, host: &Quantized8) -> Result<CudaQuantized> {
-        shapes::upload_quantized(host)?;
-        let (codes, scales) = (cx.allocate(host.codes.len())?, cx.allocate(4 * host.scales.len())?);
-        cx.check(cx.upload(&host.codes, codes.ptr(cx)))?;
-        cx.check(cx.upload(bytemuck::cast_slice(&host.scales), scales.ptr(cx)))?;
-        Ok(CudaQuantized { len: host.codes.len(), codes, scales })
-    }
+pub(crate) fn upload_quantized(cx: &Context, host: &Quantized8) -> Result<CudaQuantized> {
+    shapes::upload_quantized(host)?;
+    let (codes, scales) = (cx.allocate(host.codes.len())?, cx.allocate(4 * host.scales.len())?);
+    cx.check(cx.upload(&host.codes, codes.ptr(cx)))?;
+    cx.check(cx.upload(bytemuck::cast_slice(&host.scales), scales.ptr(cx)))?;
+    Ok(CudaQuantized { len: host.codes.len(), codes, scales })
+}
 
-    pub(crate) fn to_host(&self, cx: &Context) -> Result<Quantized8> {
-        let mut host = Quantized8 { codes: vec![0; self.len], scales: vec![0.0; self.len.div_ceil(BLOCK)] };
-        cx.check(cx.download(self.codes.ptr(cx), &mut host.codes))?;
-        cx.check(cx.download(self.scales.ptr(cx), bytemuck::cast_slice_mut(&mut host.scales)))?;
-        Ok(host)
-    }
+pub(crate) fn download_quantized(cx: &Context, x: &CudaQuantized) -> Result<Quantized8> {
+    let mut host = Quantized8 { codes: vec![0; x.len], scales: vec![0.0; x.len.div_ceil(BLOCK)] };
+    cx.check(cx.download(x.codes.ptr(cx), &mut host.codes))?;
+    cx.check(cx.download(x.scales.ptr(cx), bytemuck::cast_slice_mut(&mut host.scales)))?;
+    Ok(host)
 }
 
 /// The address of a tensor that will be changed; copies it if its memory is shared.
@@ -134,7 +133,7 @@ pub(crate) fn adamw_8bit(
 ) -> Result<()> {
     shapes::adamw_8bit(tensors, |state| state.len)?;
     let values = [CodeBook::signed(), CodeBook::unsigned()].map(|book| *book.values()).concat();
-    let books = CudaTensor::from_host(cx, &HostTensor::from_f32([values.len()], values)?, DType::F32)?;
+    let books = upload(cx, &HostTensor::from_f32([values.len()], values)?, DType::F32)?;
     let addresses = tensors.iter_mut().map(|t| {
         let [m, v] = [&t.m, &t.v].map(|state| [state.codes.ptr(cx), state.scales.ptr(cx)]);
         Ok(([changed(cx, t.param)?, t.grad.ptr(cx), m[0], m[1], v[0], v[1]], t.param.shape().numel()))

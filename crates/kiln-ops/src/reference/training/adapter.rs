@@ -2,11 +2,14 @@
 
 use kiln_tensor::{DType, HostTensor};
 
-use super::{T, plus, shapes, tensor, values};
 use crate::Result;
 use crate::reference::linear::Linear;
 use crate::reference::movement;
+use crate::reference::values::{plus, tensor, values};
+use crate::training::shapes;
 use crate::training::{LowRank, keeps};
+
+type T = HostTensor;
 
 /// `x · w` of `[rows, inner]` and `[inner, cols]`.
 fn product(x: &[f64], w: &[f64], inner: usize, cols: usize) -> Vec<f64> {

@@ -1,11 +1,14 @@
 //! Attention with its log-sum-exp, and its gradients.
 
-use kiln_tensor::DType;
+use kiln_tensor::{DType, HostTensor};
 
-use super::{T, shapes, tensor, values};
 use crate::reference::attention::{attends, attention, concat_values};
+use crate::reference::values::{tensor, values};
 use crate::shapes::AttentionSize;
+use crate::training::shapes;
 use crate::{AttentionSpec, Result};
+
+type T = HostTensor;
 
 /// Elements of query `i` and of key `i`, by head.
 struct Heads(AttentionSize);

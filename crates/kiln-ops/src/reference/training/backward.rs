@@ -1,10 +1,13 @@
 //! Gradients of norms and element-wise operations, and the loss.
 
-use kiln_tensor::DType;
+use kiln_tensor::{DType, HostTensor};
 
-use super::{T, plus, shapes, tensor, values};
 use crate::reference::norm::{inverse_rms, moments};
+use crate::reference::values::{plus, tensor, values};
+use crate::training::shapes;
 use crate::{Result, RopeLayout, RopeTable, RowGroups};
+
+type T = HostTensor;
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len() as f64;

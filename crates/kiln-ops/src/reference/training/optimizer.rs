@@ -1,12 +1,15 @@
 //! Optimizer steps.
 
-use kiln_tensor::DType;
+use kiln_tensor::{DType, HostTensor};
 
-use super::{T, shapes, tensor, values};
 use crate::Result;
+use crate::reference::values::{tensor, values};
+use crate::training::shapes;
 use crate::training::{
     AdamWStep, AdamWTensor, BLOCK, CodeBook, ProdigyStep, ProdigyTensor, Quantized8, QuantizedAdamWTensor,
 };
+
+type T = HostTensor;
 
 /// Parameters and moments after a step of AdamW.
 fn adamw_step(param: &mut [f64], grad: &[f64], m: &mut [f64], v: &mut [f64], step: &AdamWStep) {
