@@ -4,6 +4,8 @@
 // go from the accumulators of one product to the registers of the next and never through memory.
 // 4608 tokens, 24 heads on an H200: 1.27 ms; in two launches 1.42, since each leaves multiprocessors idle at its end.
 
+#include "hopper.cuh"
+
 const int DIM = 128;
 // Rows of a block's own tile; rows of the streamed tiles and stages of either kernel.
 const int ROWS = 128, KEY_ROWS = 128, KEY_STAGES = 2, QUERY_ROWS = 64, QUERY_STAGES = 4;

@@ -8,6 +8,8 @@
 // (1.45). The GPU is power limited, so saving energy counts. No gain: multicast of key tiles to two multiprocessors (a
 // quarter slower), rescaling the output only when the maximum grows much, three consumer warpgroups.
 
+#include "hopper.cuh"
+
 const int QUERIES = 128, KEYS = 144, DIM = 128, SCORES = KEYS / 2, STEPS = KEYS / 16;
 // Bytes of 64 and of all 128 columns: of queries, and of keys or values.
 const unsigned QUERY_HALF = QUERIES * 128, QUERY_TILE = 2 * QUERY_HALF, HALF = KEYS * 128, TILE = 2 * HALF;

@@ -1,6 +1,8 @@
 // Implicit GEMM: convolutions of channels-last images as one matrix product whose left operand is never stored; its row m
 // is the window of output pixel m. With a 1x1 kernel it is a plain matrix product.
 
+#include "conv.cuh"
+
 // Stores two adjacent channels, together if both exist and are aligned.
 template <class O> __device__ __forceinline__ void store_output_pair(const ConvArgs &args, long long m, int n, float a, float b) {
     O *out = (O *)args.out + m * args.ldo + n;

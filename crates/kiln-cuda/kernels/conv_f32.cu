@@ -7,6 +7,8 @@
 // taps. Sizes are then those of one phase, and the phases' weights follow each other.
 // 38 to 43 TFLOP/s on an H200 (cuDNN 27 to 41). 8x8 sums per thread were slower (34), twice the DEPTH no faster.
 
+#include "conv.cuh"
+
 const int DEPTH = 16;
 // 4 elements of padding: 8 adjacent rows lie in different banks.
 const int PITCH = DEPTH + 4;

@@ -1,5 +1,7 @@
 // Layer norm and RMS norm over the last axis.
 
+#include "e4m3.cuh"
+
 // One block per row.
 template <class T>
 __device__ __forceinline__ void ada_layer_norm(const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {

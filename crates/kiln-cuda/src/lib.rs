@@ -61,6 +61,6 @@ pub use ops::CudaQuantized;
 pub use options::{Graphs, Options};
 pub use probe::{Gpu, LibraryInfo, LibraryStatus, Probe, probe};
 pub use replay::CudaGraphCache;
-pub use sources::{CompileTarget, KERNEL_SOURCES, KernelSource};
+pub use sources::{CompileTarget, KernelSource, kernel_sources};
 pub use tensor::CudaTensor;
 pub use weight::{CudaConv, CudaWeight};

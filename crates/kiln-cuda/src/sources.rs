@@ -21,62 +21,23 @@ pub struct KernelSource {
     pub name: &'static str,
 }
 
-macro_rules! sources {
-    ($($NAME:ident = $name:literal;)*) => {
-        $(pub(crate) const $NAME: KernelSource = KernelSource { name: $name };)*
-
-        /// All kernel source files.
-        pub const KERNEL_SOURCES: &[KernelSource] = &[$($NAME),*];
-    };
-}
-
-sources! {
-    ADAPTER = "adapter";
-    ATTENTION = "attention";
-    ATTENTION_BACKWARD = "attention_backward";
-    ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper";
-    ATTENTION_BACKWARD_MMA = "attention_backward_mma";
-    ATTENTION_F32 = "attention_f32";
-    ATTENTION_FEW = "attention_few";
-    ATTENTION_HOPPER = "attention_hopper";
-    ATTENTION_PLAIN = "attention_plain";
-    BACKWARD = "backward";
-    CONV = "conv";
-    CONV_F32 = "conv_f32";
-    CONV_HOPPER = "conv_hopper";
-    ELEMENTWISE = "elementwise";
-    GEMV = "gemv";
-    FP8 = "fp8";
-    GROUP_NORM = "group_norm";
-    INT8 = "int8";
-    LOW_RANK = "low_rank";
-    MOVEMENT = "movement";
-    NORM = "norm";
-    OPTIMIZER = "optimizer";
-    EPILOGUE = "epilogue";
-    REDUCE = "reduce";
-    ROPE = "rope";
-    SOFTMAX = "softmax";
-    DEQUANTIZE = "dequantize";
+/// All kernel source files.
+pub fn kernel_sources() -> impl Iterator<Item = KernelSource> {
+    FILES.keys().filter_map(|file| file.strip_suffix(".cu")).map(|name| KernelSource { name })
 }
 
 /// Types, conversions and instructions used by all kernels.
 const COMMON: &str = "common.cuh";
-/// Hopper instructions.
-const HOPPER: &str = "hopper.cuh";
-/// Arguments and output of convolutions.
-const CONVOLUTION: &str = "conv.cuh";
-/// Quantization of rows to fp8.
-const E4M3: &str = "e4m3.cuh";
 
 impl KernelSource {
     /// Sources that every image needs on a GPU of this compute capability.
-    pub(crate) fn compiled_at_start(capability: (i32, i32)) -> [&'static KernelSource; 10] {
-        let [attention, conv] = match capability {
-            (9, 0) => [&ATTENTION_HOPPER, &CONV_HOPPER],
-            _ => [&ATTENTION, &CONV],
+    pub(crate) fn compiled_at_start(capability: (i32, i32)) -> impl Iterator<Item = KernelSource> {
+        let own = match capability {
+            (9, 0) => ["attention_hopper", "conv_hopper"],
+            _ => ["attention", "conv"],
         };
-        [attention, conv, &ELEMENTWISE, &GEMV, &GROUP_NORM, &MOVEMENT, &NORM, &EPILOGUE, &ROPE, &SOFTMAX]
+        let all = ["elementwise", "gemv", "group_norm", "movement", "norm", "epilogue", "rope", "softmax"];
+        own.into_iter().chain(all).map(|name| KernelSource { name })
     }
 
     /// The file's own text, without the shared headers.
@@ -84,16 +45,19 @@ impl KernelSource {
         file(&format!("{}.cu", self.name))
     }
 
-    /// Returns the compiler's input: headers and text. Nothing is included from the toolkit, since NVRTC would need its path.
+    /// Returns the compiler's input: the common header, and the file with the headers that it includes. Nothing is included
+    /// from the toolkit, since NVRTC would need its path.
     pub fn full_text(&self) -> String {
-        let further = match self.name {
-            "attention_hopper" | "attention_backward_hopper" | "conv_hopper" => file(HOPPER),
-            "conv" | "conv_f32" => file(CONVOLUTION),
-            "fp8" | "norm" => file(E4M3),
-            _ => "",
-        };
-        let common = file(COMMON);
-        format!("{common}\n{further}\n#line 1 \"{}.cu\"\n{}", self.name, self.text())
+        let mut text = format!("{}\n#line 1 \"{}.cu\"\n", file(COMMON), self.name);
+        for (i, line) in self.text().lines().enumerate() {
+            match line.strip_prefix("#include \"").and_then(|name| name.strip_suffix('"')) {
+                Some(header) => {
+                    text.push_str(&format!("{}\n#line {} \"{}.cu\"\n", file(header), i + 2, self.name));
+                }
+                None => text.extend([line, "\n"]),
+            }
+        }
+        text
     }
 }
 
@@ -155,15 +119,16 @@ mod tests {
     }
 
     #[test]
-    fn kernels_include_no_files_and_share_the_common_header() {
-        for source in KERNEL_SOURCES {
+    fn headers_replace_the_lines_that_include_them() {
+        assert!(kernel_sources().count() > 20);
+        for source in kernel_sources() {
             let text = source.full_text();
             assert!(!text.contains("#include"), "{}", source.name);
-            assert!(text.starts_with(file(COMMON)), "{}", source.name);
+            assert!(text.starts_with(file(COMMON)) && !file(COMMON).is_empty(), "{}", source.name);
             assert!(source.text().contains("__global__"), "{}", source.name);
         }
-        for header in [COMMON, HOPPER, CONVOLUTION, E4M3] {
-            assert!(!file(header).is_empty(), "{header}");
-        }
+        let norm = KernelSource { name: "norm" };
+        assert!(norm.text().contains("#include \"e4m3.cuh\""));
+        assert!(norm.full_text().contains(file("e4m3.cuh")));
     }
 }

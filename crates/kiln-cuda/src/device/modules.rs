@@ -68,9 +68,9 @@ impl Modules {
         let (major, minor) = primary.gpu.capability;
         let target = compiler.target(major, minor)?;
         // Every image needs these. Compiling takes seconds, so do it in parallel while weights load.
-        let compiling = KernelSource::compiled_at_start(primary.gpu.capability).into_iter().map(|source| {
+        let compiling = KernelSource::compiled_at_start(primary.gpu.capability).map(|source| {
             let (compiler, target, cache) = (Arc::clone(&compiler), target.clone(), Arc::clone(cache));
-            (source.name, std::thread::spawn(move || compiler.compile_cached(source, &target, &cache)))
+            (source.name, std::thread::spawn(move || compiler.compile_cached(&source, &target, &cache)))
         });
         let compiling = Mutex::new(compiling.collect());
         let (primary, cache) = (Arc::clone(primary), Arc::clone(cache));

@@ -5,11 +5,25 @@ use kiln_ops::Result;
 use kiln_tensor::DType;
 
 use crate::context::Context;
-use crate::kernels::{
-    CONV_F32_32, CONV_F32_64, CONV_F32_128, CONV_PLAIN_BF16_BF16, CONV_PLAIN_BF16_F32, CONV_PLAIN_F32_F32,
-    CONV_TILES_BF16_32, CONV_TILES_BF16_128, CONV_TILES_F32_32, CONV_TILES_F32_128, ConvArgs, ConvF32,
-    ConvPlain, ConvTiles,
-};
+use crate::kernels::{ConvArgs, kernels};
+use crate::sys::driver::DevicePtr;
+
+kernels! {
+    "conv" {
+        ConvPlain(args: ConvArgs):
+            CONV_PLAIN_F32_F32 = "conv_plain_f32_f32", CONV_PLAIN_BF16_BF16 = "conv_plain_bf16_bf16",
+            CONV_PLAIN_BF16_F32 = "conv_plain_bf16_f32";
+        ConvTiles(args: ConvArgs):
+            CONV_TILES_BF16_128 = "conv_tiles_bf16_128", CONV_TILES_F32_128 = "conv_tiles_f32_128",
+            CONV_TILES_BF16_32 = "conv_tiles_bf16_32", CONV_TILES_F32_32 = "conv_tiles_f32_32";
+    }
+    "conv_f32" {
+        FoldTapsF32(w: DevicePtr, out: DevicePtr, n: i32, channels: i32):
+            FOLD_TAPS_F32 = "fold_taps_f32";
+        ConvF32(args: ConvArgs):
+            CONV_F32_128 = "conv_f32_128", CONV_F32_64 = "conv_f32_64", CONV_F32_32 = "conv_f32_32";
+    }
+}
 
 /// Tile size, stages and row pitch of the tensor-core kernel, as in `conv.cu`.
 const TILE_M: usize = 128;

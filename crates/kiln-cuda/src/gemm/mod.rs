@@ -14,14 +14,23 @@ use kiln_tensor::DType;
 
 use crate::context::{Context, int};
 use crate::error;
-use crate::kernels::{
-    ConvArgs, GEMV_BF16_BF16_BF16, GEMV_BF16_BF16_F32, GEMV_BF16_F16_BF16, GEMV_BF16_F16_F32,
-    GEMV_BF16_F32_BF16, GEMV_BF16_F32_F32, GEMV_F32_BF16_F32, GEMV_F32_F16_F32, GEMV_F32_F32_F32, Gemv,
-};
+use crate::kernels::{ConvArgs, kernels};
 use crate::sys::driver::DevicePtr;
 use crate::weight::Matrix;
 use cublaslt::{CublasLtGemm, Operands};
 pub(crate) use shape::GemmShape;
+
+kernels! {
+    "gemv" {
+        Gemv(x: DevicePtr, ldx: i64, w: DevicePtr, ldw: i64, rows: i32, k: i32, n: i32, alpha: f32,
+            bias: DevicePtr, add: DevicePtr, ldadd: i64, out: DevicePtr, ldo: i64):
+            GEMV_F32_F32_F32 = "gemv_f32_f32_f32", GEMV_F32_BF16_F32 = "gemv_f32_bf16_f32",
+            GEMV_F32_F16_F32 = "gemv_f32_f16_f32", GEMV_BF16_F32_BF16 = "gemv_bf16_f32_bf16",
+            GEMV_BF16_BF16_BF16 = "gemv_bf16_bf16_bf16", GEMV_BF16_F16_BF16 = "gemv_bf16_f16_bf16",
+            GEMV_BF16_F32_F32 = "gemv_bf16_f32_f32", GEMV_BF16_BF16_F32 = "gemv_bf16_bf16_f32",
+            GEMV_BF16_F16_F32 = "gemv_bf16_f16_f32";
+    }
+}
 
 /// Maximum rows for `gemv.cu`, which reads the weight once, as stored; columns and threads of a block there.
 const MAX_GEMV_ROWS: usize = 4;

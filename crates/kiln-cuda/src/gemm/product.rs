@@ -7,7 +7,8 @@ use super::cublaslt::{CublasLtGemm, Operands};
 use super::{GemmShape, implicit_gemm};
 use crate::context::{Context, int};
 use crate::error::Error;
-use crate::kernels::{ConvArgs, TRANSPOSE_2, TRANSPOSE_4, Transpose};
+use crate::kernels::ConvArgs;
+use crate::ops::{TRANSPOSE_2, TRANSPOSE_4, Transpose};
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 

@@ -4,6 +4,8 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 
+use kiln_tensor::DType;
+
 use crate::error::Result;
 use crate::queue::Queue;
 use crate::sources::KernelSource;
@@ -30,21 +32,21 @@ pub(crate) trait Parameters {
 }
 
 /// Pointer to an argument, for the launch that copies it.
-pub(super) fn pointer<T: KernelArgument>(value: &T) -> *mut c_void {
+pub(crate) fn pointer<T: KernelArgument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
 /// A kernel with parameters `P`.
 pub(crate) struct Kernel<P> {
-    source: &'static KernelSource,
+    source: KernelSource,
     name: &'static str,
     parameters: PhantomData<fn(&P)>,
 }
 
 impl<P: Parameters> Kernel<P> {
-    /// The kernel of that name in a source; only `table.rs` declares kernels.
-    pub(super) const fn new(source: &'static KernelSource, name: &'static str) -> Kernel<P> {
-        Kernel { source, name, parameters: PhantomData }
+    /// The kernel of that name in a source; only `kernels!` declares kernels.
+    pub const fn new(source: &'static str, name: &'static str) -> Kernel<P> {
+        Kernel { source: KernelSource { name: source }, name, parameters: PhantomData }
     }
 
     /// Launches the kernel with `threads` threads and `shared` bytes of shared memory per block. An empty grid does nothing.
@@ -60,8 +62,21 @@ impl<P: Parameters> Kernel<P> {
     ) -> Result<()> {
         parameters.with_pointers(|pointers| {
             // SAFETY: the parameters match the kernel's declaration; the launcher has checked sizes.
-            unsafe { queue.launch(self.source, self.name, grid, threads, shared, pointers) }
+            unsafe { queue.launch(&self.source, self.name, grid, threads, shared, pointers) }
         })
+    }
+}
+
+/// The f32 and the bf16 form of a kernel.
+pub(crate) struct KernelByDtype<P> {
+    pub f32: Kernel<P>,
+    pub bf16: Kernel<P>,
+}
+
+impl<P> KernelByDtype<P> {
+    /// The kernel for activations of this dtype.
+    pub fn of(self, dtype: DType) -> Kernel<P> {
+        if dtype == DType::BF16 { self.bf16 } else { self.f32 }
     }
 }
 

@@ -1,9 +1,9 @@
-//! Compares the table with the `__global__` functions of the sources.
+//! Compares declarations of kernels with the `__global__` functions of the sources.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use super::table::SIGNATURES;
-use crate::sources::KERNEL_SOURCES;
+use crate::sources::{KernelSource, kernel_sources};
 
 /// Names and types of a function's parameters; a pointer's type is `*`.
 type Parameters = Vec<(String, String)>;
@@ -89,25 +89,38 @@ fn kernels(text: &str) -> BTreeMap<String, Parameters> {
     found
 }
 
-#[test]
-fn every_kernel_matches_its_declaration() {
-    let mut found = BTreeMap::new();
-    for source in KERNEL_SOURCES {
-        for (name, parameters) in kernels(source.text()) {
-            assert!(
-                found.insert(name.clone(), (source.name, parameters)).is_none(),
-                "duplicate kernel `{name}`"
-            );
+/// A declared kernel: its name, `dtype` if there are two by dtype, and its parameters.
+type Declared<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+
+/// Asserts that a source has exactly the declared kernels.
+pub(crate) fn compare(source: &'static str, declared: &[Declared<'_>]) {
+    let mut expected = BTreeMap::new();
+    for (name, by_dtype, parameters) in declared {
+        let parameters: Parameters =
+            parameters.iter().map(|&(name, kind)| (name.into(), kind.into())).collect();
+        let suffixes = if by_dtype.is_empty() { &[""][..] } else { &["_f32", "_bf16"] };
+        for suffix in suffixes {
+            expected.insert(format!("{name}{suffix}"), parameters.clone());
         }
     }
-    assert!(found.len() > 80, "{} kernels", found.len());
-    for signature in SIGNATURES {
-        let name = signature.name;
-        let declared = signature.parameters.iter().map(|&(name, kind)| (name.into(), kind.into())).collect();
-        let known = found.remove(name).unwrap_or_else(|| panic!("no source contains kernel `{name}`"));
-        assert_eq!((signature.source.name, declared), known, "kernel `{name}`");
+    assert_eq!(expected, kernels(KernelSource { name: source }.text()), "{source}.cu");
+}
+
+#[test]
+fn every_source_is_declared_once() {
+    fn texts(folder: &Path, all: &mut String) {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            match entry.path() {
+                path if path.is_dir() => texts(&path, all),
+                path => all.push_str(&std::fs::read_to_string(path).unwrap()),
+            }
+        }
     }
-    assert!(found.is_empty(), "undeclared kernels: {:?}", found.keys());
+    let mut all = String::new();
+    texts(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    for source in kernel_sources() {
+        assert_eq!(all.matches(&format!("\n    \"{}\" {{\n", source.name)).count(), 1, "{}.cu", source.name);
+    }
 }
 
 #[test]

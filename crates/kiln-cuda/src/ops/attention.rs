@@ -8,13 +8,25 @@ use kiln_tensor::DType;
 use super::movement::concat_rows;
 use super::{attention_f32, attention_few, attention_hopper, attention_wide};
 use crate::context::{Context, int};
-use crate::kernels::{
-    ATTENTION_32, ATTENTION_64, ATTENTION_96, ATTENTION_128, ATTENTION_256, ATTENTION_512,
-    ATTENTION_PLAIN_BF16_4, ATTENTION_PLAIN_BF16_16, ATTENTION_PLAIN_F32_4, ATTENTION_PLAIN_F32_16,
-    AttentionArgs, AttentionPlain, AttentionTiled, Kernel, MAX_SEGMENTS, Segments,
-};
+use crate::kernels::{AttentionArgs, Kernel, MAX_SEGMENTS, Segments, kernels};
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "attention" {
+        AttentionTiled(args: AttentionArgs):
+            ATTENTION_32 = "attention_32", ATTENTION_64 = "attention_64", ATTENTION_96 = "attention_96",
+            ATTENTION_128 = "attention_128", ATTENTION_256 = "attention_256",
+            ATTENTION_512 = "attention_512";
+    }
+    "attention_plain" {
+        AttentionPlain(args: AttentionArgs):
+            ATTENTION_PLAIN_F32_4 = "attention_plain_f32_4",
+            ATTENTION_PLAIN_F32_16 = "attention_plain_f32_16",
+            ATTENTION_PLAIN_BF16_4 = "attention_plain_bf16_4",
+            ATTENTION_PLAIN_BF16_16 = "attention_plain_bf16_16";
+    }
+}
 
 /// Tile configuration of the kernel for one head dimension, as in `attention.cu`.
 #[derive(Clone, Copy, Debug)]

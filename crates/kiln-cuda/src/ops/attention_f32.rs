@@ -3,7 +3,14 @@
 use kiln_ops::Result;
 
 use crate::context::Context;
-use crate::kernels::{ATTENTION_F32_64, ATTENTION_F32_128, AttentionArgs, AttentionF32};
+use crate::kernels::{AttentionArgs, kernels};
+
+kernels! {
+    "attention_f32" {
+        AttentionF32(args: AttentionArgs):
+            ATTENTION_F32_64 = "attention_f32_64", ATTENTION_F32_128 = "attention_f32_128";
+    }
+}
 
 /// Tile sizes, stages and threads, as in `attention_f32.cu`.
 const QUERIES: usize = 64;

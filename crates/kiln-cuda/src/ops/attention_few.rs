@@ -3,9 +3,16 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use super::grid::by_dtype;
 use crate::context::{Context, int};
-use crate::kernels::{ATTENTION_FEW_BF16, ATTENTION_FEW_F32, AttentionArgs, AttentionFew};
+use crate::kernels::{AttentionArgs, kernels};
+use crate::sys::driver::DevicePtr;
+
+kernels! {
+    "attention_few" {
+        AttentionFew(args: AttentionArgs, partials: DevicePtr, done: DevicePtr, splits: i32):
+            ATTENTION_FEW = "attention_few" by dtype;
+    }
+}
 
 /// Head dimension and threads, as in `attention_few.cu`.
 const DIM: i32 = 128;
@@ -34,7 +41,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()
     let rows = (args.queries * args.heads) as usize;
     let splits = splits(rows, args.keys as usize, multiprocessors(cx) as usize);
     let partials = cx.allocate(rows * splits * PARTIAL * size_of::<f32>())?;
-    let kernel = by_dtype(dtype, ATTENTION_FEW_F32, ATTENTION_FEW_BF16);
+    let kernel = ATTENTION_FEW.of(dtype);
     let parameters = AttentionFew {
         args: *args,
         partials: partials.ptr(cx),

@@ -3,10 +3,15 @@
 use kiln_ops::Result;
 
 use crate::context::{Context, int};
-use crate::kernels::{
-    ATTENTION_HOPPER_128, AttentionArgs, AttentionHopper, HopperAttentionArgs, MAX_SEGMENTS, Segments,
-};
+use crate::kernels::{AttentionArgs, HopperAttentionArgs, MAX_SEGMENTS, Segments, kernels};
 use crate::sys::driver::TensorMap;
+
+kernels! {
+    "attention_hopper" {
+        AttentionHopper(args: HopperAttentionArgs):
+            ATTENTION_HOPPER_128 = "attention_hopper_128";
+    }
+}
 
 /// Tile sizes, head dimension and threads, as in `attention_hopper.cu`.
 const QUERIES: usize = 128;

@@ -7,8 +7,15 @@ use kiln_tensor::DType;
 use crate::context::{Context, int};
 use crate::gemm::GemmShape;
 use crate::gemm::cublaslt::{CublasLtGemm, Operands};
-use crate::kernels::{AttentionArgs, SOFTMAX_ROWS_BF16, SOFTMAX_ROWS_F32, SoftmaxRows};
+use crate::kernels::{AttentionArgs, kernels};
 use crate::sys::driver::DevicePtr;
+
+kernels! {
+    "softmax" {
+        SoftmaxRows(x: DevicePtr, out: DevicePtr, n: i32):
+            SOFTMAX_ROWS = "softmax_rows" by dtype;
+    }
+}
 
 /// Bytes of scores per chunk for bf16: they should stay in the L2 cache until they are used.
 const SCORE_BYTES_BF16: usize = 32 << 20;
@@ -74,10 +81,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()
     let Ok(cublaslt) = &cx.shared().cublaslt else { return Ok(()) };
     let (keys, dim) = (args.keys as usize, args.head_dim as usize);
     let queries = args.queries as usize;
-    let (chunk, softmax) = match dtype {
-        DType::BF16 => (SCORE_BYTES_BF16, SOFTMAX_ROWS_BF16),
-        _ => (SCORE_BYTES_F32, SOFTMAX_ROWS_F32),
-    };
+    let chunk = if dtype == DType::BF16 { SCORE_BYTES_BF16 } else { SCORE_BYTES_F32 };
     let chunk_rows = (chunk / (4 * keys)).clamp(64, queries.max(64));
     let scores = cx.allocate(chunk_rows * keys * 4)?;
     // f32 probabilities overwrite their scores.
@@ -101,7 +105,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()
             cx.check(cublaslt.run(cx, &score_shape, &score_operands))?;
             let parameters =
                 SoftmaxRows { x: scores.ptr(cx), out: probabilities.ptr(cx), n: int("attention", keys)? };
-            cx.launch(softmax, [rows, 1], 256, 0, &parameters)?;
+            cx.launch(SOFTMAX_ROWS.of(dtype), [rows, 1], 256, 0, &parameters)?;
             let value_operands = Operands {
                 w: args.v.start[0] + kv_column,
                 x: probabilities.ptr(cx),

@@ -4,8 +4,8 @@ use kiln_ops::Result;
 use kiln_tensor::DType;
 
 use crate::context::Context;
-use crate::gemm::implicit_gemm;
-use crate::kernels::{ConvArgs, FOLD_TAPS_F32, FoldTapsF32};
+use crate::gemm::implicit_gemm::{self, FOLD_TAPS_F32, FoldTapsF32};
+use crate::kernels::ConvArgs;
 use crate::sys::driver::DevicePtr;
 use crate::weight::CudaConv;
 

@@ -5,12 +5,19 @@ use kiln_tensor::DType;
 
 use crate::context::{Context, int};
 use crate::gemm::implicit_gemm;
-use crate::kernels::{
-    CONV_HOPPER_1_128, CONV_HOPPER_2_128, CONV_HOPPER_3_8, CONV_HOPPER_3_128, ConvArgs, ConvHopper,
-    FOLD_TAPS, FoldTaps, HopperConvArgs,
-};
+use crate::kernels::{ConvArgs, HopperConvArgs, kernels};
 use crate::sys::driver::DevicePtr;
 use crate::weight::CudaConv;
+
+kernels! {
+    "conv_hopper" {
+        FoldTaps(w: DevicePtr, out: DevicePtr, n: i32, channels: i32):
+            FOLD_TAPS = "fold_taps";
+        ConvHopper(args: HopperConvArgs):
+            CONV_HOPPER_3_128 = "conv_hopper_3_128", CONV_HOPPER_3_8 = "conv_hopper_3_8",
+            CONV_HOPPER_2_128 = "conv_hopper_2_128", CONV_HOPPER_1_128 = "conv_hopper_1_128";
+    }
+}
 
 /// Side of a tile in pixels, and threads per block, as in `conv_hopper.cu`.
 const TILE_SIDE: usize = 16;

@@ -3,15 +3,29 @@
 use kiln_ops::{Activation, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::grid::{THREADS, by_dtype, elementwise_grid, row_grid};
+use super::grid::{THREADS, elementwise_grid, row_grid};
 use crate::context::{Context, int};
-use crate::kernels::{
-    AFFINE_BF16, AFFINE_F32, Affine, BINARY_BF16, BINARY_F32, BLEND_ROWS_BF16, BLEND_ROWS_F32, Binary,
-    BlendRows, CAST_BF16_F32, CAST_F16_BF16, CAST_F16_F32, CAST_F32_BF16, Cast, SWIGLU_BF16, SWIGLU_F32,
-    Swiglu, UNARY_BF16, UNARY_F32, Unary,
-};
+use crate::kernels::kernels;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "elementwise" {
+        Unary(x: DevicePtr, out: DevicePtr, n: i64, f: i32):
+            UNARY = "unary" by dtype;
+        Binary(x: DevicePtr, y: DevicePtr, out: DevicePtr, n: i64, f: i32, s: f32):
+            BINARY = "binary" by dtype;
+        Swiglu(left: DevicePtr, left_cols: i32, x: DevicePtr, out: DevicePtr, rows: i64, cols: i32):
+            SWIGLU = "swiglu" by dtype;
+        Affine(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, out: DevicePtr, rows: i64, cols: i32):
+            AFFINE = "affine" by dtype;
+        BlendRows(x: DevicePtr, y: DevicePtr, mask: DevicePtr, out: DevicePtr, rows: i64, cols: i32):
+            BLEND_ROWS = "blend_rows" by dtype;
+        Cast(x: DevicePtr, out: DevicePtr, n: i64):
+            CAST_F32_BF16 = "cast_f32_bf16", CAST_BF16_F32 = "cast_bf16_f32", CAST_F16_F32 = "cast_f16_f32",
+            CAST_F16_BF16 = "cast_f16_bf16";
+    }
+}
 
 /// The kernels' code of an activation; 0 is none.
 pub(crate) fn activation_code(f: Option<Activation>) -> i32 {
@@ -27,7 +41,7 @@ pub(crate) fn activation_code(f: Option<Activation>) -> i32 {
 pub(crate) fn activation(cx: &Context, x: &CudaTensor, f: Activation) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, shapes::activation(x)?, x.dtype())?;
     let n = x.shape().numel();
-    let kernel = by_dtype(x.dtype(), UNARY_F32, UNARY_BF16);
+    let kernel = UNARY.of(x.dtype());
     let parameters = Unary { x: x.ptr(cx), out: out.ptr(cx), n: n as i64, f: activation_code(Some(f)) };
     cx.launch(kernel, elementwise_grid(n), THREADS, 0, &parameters)?;
     Ok(out)
@@ -67,7 +81,7 @@ pub(crate) fn guide(cx: &Context, c: &CudaTensor, u: &CudaTensor, g: f32) -> Res
 fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: BinaryOp, s: f32) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
     let n = x.shape().numel();
-    let kernel = by_dtype(x.dtype(), BINARY_F32, BINARY_BF16);
+    let kernel = BINARY.of(x.dtype());
     let parameters = Binary { x: x.ptr(cx), y: y.ptr(cx), out: out.ptr(cx), n: n as i64, f: f as i32, s };
     cx.launch(kernel, elementwise_grid(n), THREADS, 0, &parameters)?;
     Ok(out)
@@ -88,7 +102,7 @@ pub(super) fn left_and_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaT
     let (rows, cols) = (shape.rows(), shape.last());
     let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
     let out = CudaTensor::new(cx, [rows, left_cols + cols], x.dtype())?;
-    let kernel = by_dtype(x.dtype(), SWIGLU_F32, SWIGLU_BF16);
+    let kernel = SWIGLU.of(x.dtype());
     let chunks = left_cols.div_ceil(8) + cols.div_ceil(8);
     let parameters = Swiglu {
         left,
@@ -111,7 +125,7 @@ pub(crate) fn blend_rows(
     let shape = shapes::blend_rows(x, y, mask)?;
     let (rows, cols) = (shape.rows(), shape.last());
     let out = CudaTensor::new(cx, shape, x.dtype())?;
-    let kernel = by_dtype(x.dtype(), BLEND_ROWS_F32, BLEND_ROWS_BF16);
+    let kernel = BLEND_ROWS.of(x.dtype());
     let parameters = BlendRows {
         x: x.ptr(cx),
         y: y.ptr(cx),
@@ -134,7 +148,7 @@ pub(crate) fn affine(
     let cols = shape.last();
     let rows = shape.numel() / cols.max(1);
     let out = CudaTensor::new(cx, shape, x.dtype())?;
-    let kernel = by_dtype(x.dtype(), AFFINE_F32, AFFINE_BF16);
+    let kernel = AFFINE.of(x.dtype());
     let parameters = Affine {
         x: x.ptr(cx),
         scale: scale.ptr(cx),

@@ -8,20 +8,18 @@ use std::ops::Range;
 use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::grid::{THREADS, by_dtype};
+use super::grid::THREADS;
 use super::movement::concat_columns;
-use super::norm::register_grid;
-use super::quantize_fp8::quantize_rows;
+use super::norm::{ADA_LAYER_NORM_FP8, AdaLayerNormFp8, register_grid};
+use super::quantize_fp8::{
+    GEMM_FP8, GemmFp8, QUANTIZE_GRADIENT_FP8, QUANTIZE_SWIGLU_FP8, QuantizeGradientFp8, QuantizeSwigluFp8,
+    RESCALE_FP8, RescaleFp8, quantize_rows,
+};
 use crate::context::{Context, int};
 use crate::error;
 use crate::gemm::GemmShape;
 use crate::gemm::cublaslt::{CublasLtGemm, Operands, RowScaling};
-use crate::kernels::{
-    ADA_LAYER_NORM_FP8_BF16, ADA_LAYER_NORM_FP8_F32, AdaLayerNormFp8, GEMM_FP8_BF16, GEMM_FP8_F32, GemmFp8,
-    GradientArgs, QUANTIZE_GRADIENT_FP8_BF16, QUANTIZE_GRADIENT_FP8_F32, QUANTIZE_SWIGLU_FP8_BF16,
-    QUANTIZE_SWIGLU_FP8_F32, QuantizeGradientFp8, QuantizeSwigluFp8, RESCALE_FP8_BF16, RESCALE_FP8_F32,
-    RescaleFp8,
-};
+use crate::kernels::GradientArgs;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
@@ -98,7 +96,7 @@ impl Fp8Operand {
         let (rows, cols) = (shape.rows(), shape.last());
         let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
         let operand = Fp8Operand::allocate(cx, rows, w)?;
-        let kernel = by_dtype(x.dtype(), QUANTIZE_SWIGLU_FP8_F32, QUANTIZE_SWIGLU_FP8_BF16);
+        let kernel = QUANTIZE_SWIGLU_FP8.of(x.dtype());
         let size = |n: usize| int("linear", n);
         let parameters = QuantizeSwigluFp8 {
             x: left,
@@ -123,7 +121,7 @@ impl Fp8Operand {
         w: &QuantizedMatrix,
     ) -> Result<Fp8Operand> {
         let operand = Fp8Operand::allocate(cx, x.shape().rows(), w)?;
-        let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_FP8_F32, ADA_LAYER_NORM_FP8_BF16);
+        let kernel = ADA_LAYER_NORM_FP8.of(x.dtype());
         for (group, rows) in groups.ranges().enumerate() {
             let bytes = operand.bytes.ptr(cx) + (rows.start * w.depth) as u64;
             let scales = operand.scales.ptr(cx) + 4 * rows.start as u64;
@@ -180,7 +178,7 @@ impl Fp8Operand {
             end += dy.shape().last();
             (args.x[i], args.end[i]) = (dy.ptr(cx), size(end)?);
         }
-        let kernel = by_dtype(dys[0].dtype(), QUANTIZE_GRADIENT_FP8_F32, QUANTIZE_GRADIENT_FP8_BF16);
+        let kernel = QUANTIZE_GRADIENT_FP8.of(dys[0].dtype());
         cx.launch(kernel, [rows.div_ceil(GRADIENT_ROWS), 1], 256, 0, &QuantizeGradientFp8 { args })?;
         Ok(operand)
     }
@@ -259,7 +257,7 @@ impl Fp8Operand {
             match cublaslt.run_fp8(cx, &size, &operands, scales) {
                 Ok(RowScaling::Applied) => return Ok(()),
                 Ok(RowScaling::Unsupported) => {
-                    let kernel = by_dtype(dtype, RESCALE_FP8_F32, RESCALE_FP8_BF16);
+                    let kernel = RESCALE_FP8.of(dtype);
                     let grid = [(self.rows * n).div_ceil(THREADS), 1];
                     let parameters = RescaleFp8 {
                         out,
@@ -275,7 +273,7 @@ impl Fp8Operand {
                 Err(e) => return cx.check(Err(e)),
             }
         }
-        let kernel = by_dtype(dtype, GEMM_FP8_F32, GEMM_FP8_BF16);
+        let kernel = GEMM_FP8.of(dtype);
         let grid = [self.rows.div_ceil(16), n.div_ceil(16)];
         let parameters = GemmFp8 {
             x: self.bytes.ptr(cx),

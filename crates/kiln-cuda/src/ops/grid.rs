@@ -1,14 +1,7 @@
-//! Grids of launches, and the kernel for a dtype.
-
-use kiln_tensor::DType;
+//! Grids of launches.
 
 /// Default threads per block.
 pub(crate) const THREADS: usize = 256;
-
-/// Chooses the f32 or the bf16 kernel.
-pub(crate) fn by_dtype<K>(dtype: DType, f32: K, bf16: K) -> K {
-    if dtype == DType::BF16 { bf16 } else { f32 }
-}
 
 /// Grid for `n` elements, eight per thread.
 pub(crate) fn elementwise_grid(n: usize) -> [usize; 2] {

@@ -3,17 +3,32 @@
 use kiln_ops::{Activation, Result, Tensor as _, shapes};
 
 use super::elementwise::activation_code;
-use super::grid::{THREADS, by_dtype, row_grid};
+use super::grid::{THREADS, row_grid};
 use super::movement::image_dims;
 use crate::context::{Context, int};
-use crate::kernels::{
-    GROUP_NORM_APPLY_BF16, GROUP_NORM_APPLY_F32, GROUP_NORM_APPLY_VECTOR_BF16, GROUP_NORM_APPLY_VECTOR_F32,
-    GROUP_NORM_MERGE, GROUP_NORM_PARTIAL_BF16, GROUP_NORM_PARTIAL_F32, GROUP_NORM_PARTIAL_VECTOR_BF16,
-    GROUP_NORM_PARTIAL_VECTOR_F32, GroupNormApply, GroupNormApplyVector, GroupNormMerge, GroupNormPartial,
-    GroupNormPartialVector,
-};
+use crate::kernels::kernels;
 use crate::queue::DeviceBuffer;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "group_norm" {
+        GroupNormMerge(partials: DevicePtr, stats: DevicePtr, count: i32, groups: i32, eps: f32):
+            GROUP_NORM_MERGE = "group_norm_merge";
+        GroupNormPartial(x: DevicePtr, partials: DevicePtr, pixels: i64, channels: i32, groups: i32,
+            pixels_per_block: i32):
+            GROUP_NORM_PARTIAL = "group_norm_partial" by dtype;
+        GroupNormApply(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr,
+            out: DevicePtr, pixels: i64, channels: i32, width: i32, f: i32):
+            GROUP_NORM_APPLY = "group_norm_apply" by dtype;
+        GroupNormPartialVector(x: DevicePtr, partials: DevicePtr, pixels: i64, chunks: i32,
+            channels: i32, groups: i32):
+            GROUP_NORM_PARTIAL_VECTOR = "group_norm_partial_vector" by dtype;
+        GroupNormApplyVector(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr,
+            out: DevicePtr, pixels: i64, chunks: i32, channels: i32, width: i32, f: i32):
+            GROUP_NORM_APPLY_VECTOR = "group_norm_apply_vector" by dtype;
+    }
+}
 
 /// Elements per block of the scalar kernels.
 const ELEMENTS_PER_BLOCK: usize = 1 << 15;
@@ -60,7 +75,7 @@ pub(crate) fn group_norm(
         let chunks = pixels.div_ceil(PIXELS_PER_THREAD * (THREADS / (channels / 8)));
         let blocks = chunks.min(BLOCKS_PER_MULTIPROCESSOR * cx.gpu().multiprocessors.max(1) as usize);
         let partials = partials(blocks)?;
-        let kernel = by_dtype(x.dtype(), GROUP_NORM_PARTIAL_VECTOR_F32, GROUP_NORM_PARTIAL_VECTOR_BF16);
+        let kernel = GROUP_NORM_PARTIAL_VECTOR.of(x.dtype());
         let parameters = GroupNormPartialVector {
             x: x.ptr(cx),
             partials: partials.ptr(cx),
@@ -71,7 +86,7 @@ pub(crate) fn group_norm(
         };
         cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
         merge(&partials, blocks)?;
-        let kernel = by_dtype(x.dtype(), GROUP_NORM_APPLY_VECTOR_F32, GROUP_NORM_APPLY_VECTOR_BF16);
+        let kernel = GROUP_NORM_APPLY_VECTOR.of(x.dtype());
         let parameters = GroupNormApplyVector {
             x: x.ptr(cx),
             stats: stats.ptr(cx),
@@ -90,7 +105,7 @@ pub(crate) fn group_norm(
     let pixels_per_block = (ELEMENTS_PER_BLOCK / channels).max(1);
     let blocks = pixels.div_ceil(pixels_per_block);
     let partials = partials(blocks)?;
-    let kernel = by_dtype(x.dtype(), GROUP_NORM_PARTIAL_F32, GROUP_NORM_PARTIAL_BF16);
+    let kernel = GROUP_NORM_PARTIAL.of(x.dtype());
     let parameters = GroupNormPartial {
         x: x.ptr(cx),
         partials: partials.ptr(cx),
@@ -101,7 +116,7 @@ pub(crate) fn group_norm(
     };
     cx.launch(kernel, [blocks, groups], THREADS, 0, &parameters)?;
     merge(&partials, blocks)?;
-    let kernel = by_dtype(x.dtype(), GROUP_NORM_APPLY_F32, GROUP_NORM_APPLY_BF16);
+    let kernel = GROUP_NORM_APPLY.of(x.dtype());
     let parameters = GroupNormApply {
         x: x.ptr(cx),
         stats: stats.ptr(cx),

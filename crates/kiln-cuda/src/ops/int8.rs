@@ -5,15 +5,23 @@ use std::ops::Range;
 use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::DType;
 
-use super::grid::{THREADS, by_dtype};
+use super::grid::THREADS;
 use crate::context::{Context, int};
-use crate::kernels::{
-    GEMM_INT8_BF16, GEMM_INT8_F32, GemmInt8, QUANTIZE_INT8_BF16, QUANTIZE_INT8_F32, QuantizeInt8,
-};
+use crate::kernels::kernels;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 use crate::weight::QuantizedMatrix;
+
+kernels! {
+    "int8" {
+        QuantizeInt8(x: DevicePtr, q: DevicePtr, scales: DevicePtr, cols: i32, padded: i32):
+            QUANTIZE_INT8 = "quantize_int8" by dtype;
+        GemmInt8(q: DevicePtr, q_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, bias: DevicePtr,
+            add: DevicePtr, out: DevicePtr, rows: i32, n: i32, depth: i32, ldadd: i64, ldo: i64):
+            GEMM_INT8 = "gemm_int8" by dtype;
+    }
+}
 
 /// Tile size of the kernel, in rows and in outputs.
 const TILE: usize = 64;
@@ -30,7 +38,7 @@ impl Int8Operand {
     pub fn new(cx: &Context, x: &CudaTensor, w: &QuantizedMatrix) -> Result<Int8Operand> {
         let rows = x.shape().rows();
         let (values, scales) = (cx.allocate(rows * w.depth)?, cx.allocate(rows * 4)?);
-        let kernel = by_dtype(x.dtype(), QUANTIZE_INT8_F32, QUANTIZE_INT8_BF16);
+        let kernel = QUANTIZE_INT8.of(x.dtype());
         let parameters = QuantizeInt8 {
             x: x.ptr(cx),
             q: values.ptr(cx),
@@ -51,7 +59,7 @@ impl Int8Operand {
         [bias, add, out]: [Option<DevicePtr>; 3],
         dtype: DType,
     ) -> Result<()> {
-        let kernel = by_dtype(dtype, GEMM_INT8_F32, GEMM_INT8_BF16);
+        let kernel = GEMM_INT8.of(dtype);
         let [at, scales] = w.ptr(cx, outputs.start);
         let n = outputs.len();
         let grid = [self.rows.div_ceil(TILE), n.div_ceil(TILE)];

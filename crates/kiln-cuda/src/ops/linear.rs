@@ -13,11 +13,20 @@ use super::movement::concat_columns;
 use super::norm::{ada_layer_norm, fits_registers};
 use crate::context::{Context, int};
 use crate::gemm::Gemm;
-use crate::kernels::{EPILOGUE_BF16_BF16, EPILOGUE_F32_BF16, EPILOGUE_F32_F32, EpilogueParams};
+use crate::kernels::kernels;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 use crate::weight::{CudaWeight, LoadedWeight, Matrix, WeightMatrix};
+
+kernels! {
+    "epilogue" {
+        EpilogueParams(sums: DevicePtr, bias: DevicePtr, gate: DevicePtr, residual: DevicePtr,
+            out: DevicePtr, rows: i64, cols: i32):
+            EPILOGUE_F32_F32 = "epilogue_f32_f32", EPILOGUE_F32_BF16 = "epilogue_f32_bf16",
+            EPILOGUE_BF16_BF16 = "epilogue_bf16_bf16";
+    }
+}
 
 pub(crate) fn linear(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
     let shape = shapes::linear(x, w.size())?;

@@ -6,14 +6,26 @@ use kiln_ops::{Pending, Result, Tensor as _, shapes};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::elementwise::cast_buffer;
-use super::grid::{THREADS, by_dtype, elementwise_grid};
+use super::grid::{THREADS, elementwise_grid};
 use crate::context::{Context, int};
-use crate::kernels::{
-    COPY_COLUMNS_2, COPY_COLUMNS_4, COPY_COLUMNS_16, CopyColumns, SPACE_TO_DEPTH_2, SPACE_TO_DEPTH_4,
-    SpaceToDepth, TO_BYTES_BF16, TO_BYTES_F32, ToBytes, UPSAMPLE, Upsample,
-};
+use crate::kernels::kernels;
 use crate::queue::DeviceBuffer;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "movement" {
+        Upsample(x: DevicePtr, out: DevicePtr, h: i32, w: i32, c: i32):
+            UPSAMPLE = "upsample";
+        ToBytes(x: DevicePtr, out: DevicePtr, n: i64, scale: f32, shift: f32):
+            TO_BYTES = "to_bytes" by dtype;
+        CopyColumns(x: DevicePtr, out: DevicePtr, rows: i64, width: i32, column: i32, out_width: i32):
+            COPY_COLUMNS_2 = "copy_columns_2", COPY_COLUMNS_4 = "copy_columns_4",
+            COPY_COLUMNS_16 = "copy_columns_16";
+        SpaceToDepth(x: DevicePtr, out: DevicePtr, h: i32, w: i32, c: i32, inverse: i32):
+            SPACE_TO_DEPTH_2 = "space_to_depth_2", SPACE_TO_DEPTH_4 = "space_to_depth_4";
+    }
+}
 
 pub(crate) fn upload(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
     let tensor = CudaTensor::new(cx, shapes::upload(host, dtype)?, dtype)?;
@@ -61,7 +73,7 @@ pub(crate) fn cast(cx: &Context, x: &CudaTensor, dtype: DType) -> Result<CudaTen
 fn to_bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<(DeviceBuffer, usize)> {
     let n = x.shape().numel();
     let buffer = cx.allocate(n.next_multiple_of(8))?;
-    let kernel = by_dtype(x.dtype(), TO_BYTES_F32, TO_BYTES_BF16);
+    let kernel = TO_BYTES.of(x.dtype());
     let parameters = ToBytes { x: x.ptr(cx), out: buffer.ptr(cx), n: n as i64, scale, shift };
     cx.launch(kernel, elementwise_grid(n), THREADS, 0, &parameters)?;
     Ok((buffer, n))
@@ -167,7 +179,7 @@ fn rearrange(
     fine: [usize; 3],
     inverse: i32,
 ) -> Result<CudaTensor> {
-    let kernel = by_dtype(x.dtype(), SPACE_TO_DEPTH_4, SPACE_TO_DEPTH_2);
+    let kernel = if x.dtype().size() == 2 { SPACE_TO_DEPTH_2 } else { SPACE_TO_DEPTH_4 };
     let [h, w, c] = fine;
     let size = |n: usize| int("space_to_depth", n);
     let grid = [(h * w * c).div_ceil(THREADS), 1];

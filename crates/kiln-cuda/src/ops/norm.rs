@@ -2,14 +2,28 @@
 
 use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 
-use super::grid::by_dtype;
 use crate::context::{Context, int};
-use crate::kernels::{
-    ADA_LAYER_NORM_BF16, ADA_LAYER_NORM_F32, ADA_LAYER_NORM_REGISTERS_BF16, ADA_LAYER_NORM_REGISTERS_F32,
-    AdaLayerNorm, AdaLayerNormRegisters, RMS_NORM_BF16, RMS_NORM_F32, RMS_NORM_REGISTERS_BF16,
-    RMS_NORM_REGISTERS_F32, RmsNorm, RmsNormRegisters,
-};
+use crate::kernels::kernels;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "norm" {
+        AdaLayerNorm(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, out: DevicePtr, dim: i32,
+            eps: f32):
+            ADA_LAYER_NORM = "ada_layer_norm" by dtype;
+        RmsNorm(x: DevicePtr, weight: DevicePtr, out: DevicePtr, dim: i32, eps: f32):
+            RMS_NORM = "rms_norm" by dtype;
+        AdaLayerNormRegisters(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, out: DevicePtr,
+            rows: i32, dim: i32, eps: f32):
+            ADA_LAYER_NORM_REGISTERS = "ada_layer_norm_registers" by dtype;
+        AdaLayerNormFp8(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, q: DevicePtr,
+            scales: DevicePtr, rows: i32, dim: i32, padded: i32, eps: f32):
+            ADA_LAYER_NORM_FP8 = "ada_layer_norm_fp8" by dtype;
+        RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
+            RMS_NORM_REGISTERS = "rms_norm_registers" by dtype;
+    }
+}
 
 /// Threads per row, eight elements each. Rows wider than a block take several rounds, unless rows are too few to fill the
 /// GPU.
@@ -58,7 +72,7 @@ pub(crate) fn ada_layer_norm(
         let (from, to) = (x.row_ptr(cx, rows.start), out.row_ptr(cx, rows.start));
         let [scale, shift] = [scale, shift].map(|x| x.row_ptr(cx, group));
         if fits_registers {
-            let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_REGISTERS_F32, ADA_LAYER_NORM_REGISTERS_BF16);
+            let kernel = ADA_LAYER_NORM_REGISTERS.of(x.dtype());
             let (grid, threads) = register_grid(cx, rows.len());
             let parameters = AdaLayerNormRegisters {
                 x: from,
@@ -71,7 +85,7 @@ pub(crate) fn ada_layer_norm(
             };
             cx.launch(kernel, grid, threads, 0, &parameters)?;
         } else {
-            let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_F32, ADA_LAYER_NORM_BF16);
+            let kernel = ADA_LAYER_NORM.of(x.dtype());
             let grid = [if dim == 0 { 0 } else { rows.len() }, 1];
             let parameters = AdaLayerNorm { x: from, scale, shift, out: to, dim: size(dim)?, eps };
             cx.launch(kernel, grid, row_threads(cx, rows.len(), dim), 0, &parameters)?;
@@ -86,7 +100,7 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let size = |n: usize| int("rms_norm", n);
     if fits_registers(dim, &[x, weight]) {
-        let kernel = by_dtype(x.dtype(), RMS_NORM_REGISTERS_F32, RMS_NORM_REGISTERS_BF16);
+        let kernel = RMS_NORM_REGISTERS.of(x.dtype());
         let (grid, threads) = register_grid(cx, rows);
         let parameters = RmsNormRegisters {
             x: x.ptr(cx),
@@ -99,7 +113,7 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
         cx.launch(kernel, grid, threads, 0, &parameters)?;
         return Ok(out);
     }
-    let kernel = by_dtype(x.dtype(), RMS_NORM_F32, RMS_NORM_BF16);
+    let kernel = RMS_NORM.of(x.dtype());
     let grid = [if dim == 0 { 0 } else { rows }, 1];
     let parameters = RmsNorm { x: x.ptr(cx), weight: weight.ptr(cx), out: out.ptr(cx), dim: size(dim)?, eps };
     cx.launch(kernel, grid, row_threads(cx, rows, dim), 0, &parameters)?;

@@ -3,10 +3,30 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use super::grid::by_dtype;
 use crate::context::{Context, int};
-use crate::kernels::{QUANTIZE_FP8_BF16, QUANTIZE_FP8_F32, QuantizeFp8};
+use crate::kernels::{GradientArgs, kernels};
 use crate::sys::driver::DevicePtr;
+
+kernels! {
+    "fp8" {
+        QuantizeFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr,
+            scales: DevicePtr, padded: i32):
+            QUANTIZE_FP8 = "quantize_fp8" by dtype;
+        QuantizeSwigluFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr,
+            scales: DevicePtr, padded: i32):
+            QUANTIZE_SWIGLU_FP8 = "quantize_swiglu_fp8" by dtype;
+        QuantizeGradientFp8(args: GradientArgs):
+            QUANTIZE_GRADIENT_FP8 = "quantize_gradient_fp8" by dtype;
+        TransposeFp8(x: DevicePtr, out: DevicePtr, scales: DevicePtr, rows: i32, cols: i32, depth: i32,
+            out_depth: i32):
+            TRANSPOSE_FP8 = "transpose_fp8";
+        GemmFp8(x: DevicePtr, x_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, out: DevicePtr,
+            rows: i32, n: i32, depth: i32):
+            GEMM_FP8 = "gemm_fp8" by dtype;
+        RescaleFp8(out: DevicePtr, x_scales: DevicePtr, w_scales: DevicePtr, rows: i64, n: i32):
+            RESCALE_FP8 = "rescale_fp8" by dtype;
+    }
+}
 
 /// Quantizes the rows of two matrices, concatenated by columns, to fp8 rows of `depth` bytes with one scale each.
 pub(crate) fn quantize_rows(
@@ -18,7 +38,7 @@ pub(crate) fn quantize_rows(
     [bytes, scales]: [DevicePtr; 2],
     depth: usize,
 ) -> Result<()> {
-    let kernel = by_dtype(dtype, QUANTIZE_FP8_F32, QUANTIZE_FP8_BF16);
+    let kernel = QUANTIZE_FP8.of(dtype);
     let size = |n: usize| int("linear", n);
     let parameters = QuantizeFp8 {
         x,

@@ -3,10 +3,20 @@
 use kiln_ops::{Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::grid::{THREADS, by_dtype};
+use super::grid::THREADS;
 use crate::context::{Context, int};
-use crate::kernels::{L1_PARTIAL_BF16, L1_PARTIAL_F32, L1Partial, RELATIVE_L1, RelativeL1};
+use crate::kernels::kernels;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "reduce" {
+        L1Partial(x: DevicePtr, y: DevicePtr, partials: DevicePtr, n: i64, per_block: i64):
+            L1_PARTIAL = "l1_partial" by dtype;
+        RelativeL1(partials: DevicePtr, out: DevicePtr, count: i32):
+            RELATIVE_L1 = "relative_l1";
+    }
+}
 
 /// Blocks of the first launch, at most.
 const MAX_BLOCKS: usize = 1024;
@@ -24,7 +34,7 @@ pub(crate) fn relative_l1(cx: &Context, x: &CudaTensor, y: &CudaTensor) -> Resul
         n: n as i64,
         per_block: per_block as i64,
     };
-    cx.launch(by_dtype(x.dtype(), L1_PARTIAL_F32, L1_PARTIAL_BF16), [blocks, 1], THREADS, 0, &parameters)?;
+    cx.launch(L1_PARTIAL.of(x.dtype()), [blocks, 1], THREADS, 0, &parameters)?;
     let parameters =
         RelativeL1 { partials: partials.ptr(cx), out: out.ptr(cx), count: int("relative_l1", blocks)? };
     cx.launch(RELATIVE_L1, [1, 1], THREADS, 0, &parameters)?;

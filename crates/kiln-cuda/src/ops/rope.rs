@@ -3,13 +3,23 @@
 use kiln_ops::{Result, RopeLayout, RopeTable, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::grid::{THREADS, by_dtype};
+use super::grid::THREADS;
 use crate::context::{Context, int};
-use crate::kernels::{
-    NORM_ROPE_128_BF16, NORM_ROPE_128_F32, NORM_ROPE_BF16, NORM_ROPE_F32, NormRope, NormRope128,
-};
+use crate::kernels::kernels;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "rope" {
+        NormRope(x: DevicePtr, weight: DevicePtr, cosines: DevicePtr, sines: DevicePtr, out: DevicePtr,
+            tokens: i64, heads: i32, head_dim: i32, halves: i32, eps: f32):
+            NORM_ROPE = "norm_rope" by dtype;
+        NormRope128(x: DevicePtr, weight: DevicePtr, out: DevicePtr, heads: i32, k: DevicePtr,
+            k_weight: DevicePtr, k_out: DevicePtr, k_heads: i32, cosines: DevicePtr, sines: DevicePtr,
+            tokens: i32, halves: i32, eps: f32):
+            NORM_ROPE_128 = "norm_rope_128" by dtype;
+    }
+}
 
 /// Threads per block, and heads per half warp, of the kernel for heads of 128; as in `rope.cu`.
 const HEAD_THREADS: usize = 128;
@@ -29,7 +39,7 @@ pub(crate) fn norm_rope(
         launch_heads_128(cx, x.dtype(), &[tensor], rope, tokens, eps)?;
         return Ok(out);
     }
-    let kernel = by_dtype(x.dtype(), NORM_ROPE_F32, NORM_ROPE_BF16);
+    let kernel = NORM_ROPE.of(x.dtype());
     let grid = [(32 * tokens * heads).div_ceil(THREADS), 1];
     let halves = i32::from(rope.pairs == RopeLayout::HalfSplit);
     let parameters = NormRope {
@@ -106,7 +116,7 @@ fn launch_heads_128(
     eps: f32,
 ) -> Result<()> {
     let size = |n: usize| int("norm_rope", n);
-    let kernel = by_dtype(dtype, NORM_ROPE_128_F32, NORM_ROPE_128_BF16);
+    let kernel = NORM_ROPE_128.of(dtype);
     let head_groups = tensors.iter().map(|tensor| tensor.heads.div_ceil(HEADS_PER_GROUP)).max().unwrap_or(0);
     // The kernel counts lanes in an `int`.
     size(16 * tokens * head_groups + HEAD_THREADS)?;

@@ -9,10 +9,17 @@ use kiln_tensor::DType;
 use kiln_tensor::packed::{Format, PackedTensor, Scales};
 
 use crate::context::{Context, int};
-use crate::kernels::{self, DEQUANTIZE_BF16, DEQUANTIZE_F32, Dequantize};
-use crate::ops::grid::{THREADS, by_dtype, row_grid};
+use crate::kernels::{PackedMatrixArgs, kernels};
+use crate::ops::grid::{THREADS, row_grid};
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
+
+kernels! {
+    "dequantize" {
+        Dequantize(w: PackedMatrixArgs, out: DevicePtr):
+            DEQUANTIZE = "dequantize" by dtype;
+    }
+}
 
 /// Packed matrices of one width, stacked by rows, each in its own format.
 pub(crate) struct PackedMatrix {
@@ -113,7 +120,7 @@ impl PackedMatrix {
             let scales =
                 |offset: Option<usize>| offset.map_or(0, |offset| self.scales.ptr(cx) + offset as u64);
             let tiles = group.tiles.unwrap_or(TileLayout { scales: 0, tile: [1, 1], first_row: 0 });
-            let w = kernels::PackedMatrixArgs {
+            let w = PackedMatrixArgs {
                 data: self.buffer.ptr(cx) + group.offset as u64,
                 row_scales: scales(group.row_scales),
                 block_scales: scales(group.block_scales),
@@ -130,7 +137,7 @@ impl PackedMatrix {
                 unused: 0,
             };
             if group.rows * self.cols > 0 {
-                let kernel = by_dtype(dtype, DEQUANTIZE_F32, DEQUANTIZE_BF16);
+                let kernel = DEQUANTIZE.of(dtype);
                 let grid = row_grid(group.rows, self.cols);
                 cx.launch(kernel, grid, THREADS, 0, &Dequantize { w, out: at })?;
             }

@@ -8,8 +8,7 @@ use kiln_tensor::{DType, HostTensor};
 
 use super::matrix::{upload_floats, vector};
 use crate::context::{Context, int};
-use crate::kernels::{TRANSPOSE_FP8, TransposeFp8};
-use crate::ops::quantize_fp8::quantize_rows;
+use crate::ops::quantize_fp8::{TRANSPOSE_FP8, TransposeFp8, quantize_rows};
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 

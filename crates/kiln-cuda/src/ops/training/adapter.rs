@@ -5,14 +5,41 @@ use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::{DType, Shape};
 
 use crate::context::{Context, int};
-use crate::kernels::{
-    COLUMN_DOT_BF16, COLUMN_DOT_F32, ColumnDot, DROPOUT_BF16, DROPOUT_F32, Dropout, FILL_ZEROS, FillZeros,
-    MIX_ROWS_BF16, MIX_ROWS_F32, MIX_ROWS_GRADIENT_BF16, MIX_ROWS_GRADIENT_F32, MixRows, MixRowsGradient,
-    SUM_ROWS, SumRows, TAKE_COLUMNS_2, TAKE_COLUMNS_4, TAKE_COLUMNS_16, TakeColumns,
-};
-use crate::ops::grid::{THREADS, by_dtype};
+use crate::kernels::kernels;
+use crate::ops::grid::THREADS;
 use crate::ops::movement::unit;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "adapter" {
+        Transpose(x: DevicePtr, out: DevicePtr, rows: i32, cols: i32):
+            TRANSPOSE_2 = "transpose_2", TRANSPOSE_4 = "transpose_4";
+        FillZeros(x: DevicePtr, n: i64):
+            FILL_ZEROS = "fill_zeros";
+        TakeColumns(x: DevicePtr, out: DevicePtr, rows: i64, width: i32, column: i32, x_width: i32):
+            TAKE_COLUMNS_2 = "take_columns_2", TAKE_COLUMNS_4 = "take_columns_4",
+            TAKE_COLUMNS_16 = "take_columns_16";
+        Dropout(x: DevicePtr, out: DevicePtr, n: i64, rate: f32, factor: f32, seed: i64):
+            DROPOUT = "dropout" by dtype;
+        MixRows(x: DevicePtr, a: DevicePtr, out: DevicePtr, n: i64, from: i32, to: i32, dim: i32,
+            row_stride: i32, column_stride: i32):
+            MIX_ROWS = "mix_rows" by dtype;
+        MixRowsGradient(dy: DevicePtr, x: DevicePtr, add: DevicePtr, out: DevicePtr, blocks: i64,
+            rows: i32, cols: i32, dim: i32, scale: f32):
+            MIX_ROWS_GRADIENT = "mix_rows_gradient" by dtype;
+        ColumnDot(x: DevicePtr, y: DevicePtr, partials: DevicePtr, rows: i32, dim: i32,
+            rows_per_block: i32):
+            COLUMN_DOT = "column_dot" by dtype;
+        SumRows(partials: DevicePtr, add: DevicePtr, out: DevicePtr, count: i32, dim: i32):
+            SUM_ROWS = "sum_rows";
+        RowNorms(x: DevicePtr, out: DevicePtr, dim: i32):
+            ROW_NORMS = "row_norms";
+        DequantizeRows(x: DevicePtr, scales: DevicePtr, out: DevicePtr, rows: i64, cols: i32,
+            depth: i32, fp8: i32):
+            DEQUANTIZE_ROWS = "dequantize_rows" by dtype;
+    }
+}
 
 /// Blocks along the rows of a sum by columns, at most.
 const MAX_ROW_BLOCKS: usize = 64;
@@ -67,7 +94,7 @@ pub(crate) fn dropout(cx: &Context, x: &CudaTensor, rate: f32, seed: u64) -> Res
         factor: (1.0 / (1.0 - f64::from(rate))) as f32,
         seed: seed.cast_signed(),
     };
-    let kernel = by_dtype(x.dtype(), DROPOUT_F32, DROPOUT_BF16);
+    let kernel = DROPOUT.of(x.dtype());
     cx.launch(kernel, [n.div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
     Ok(out)
 }
@@ -90,7 +117,7 @@ pub(crate) fn mix_rows(cx: &Context, x: &CudaTensor, a: &CudaTensor, transposed:
         row_stride,
         column_stride,
     };
-    let kernel = by_dtype(x.dtype(), MIX_ROWS_F32, MIX_ROWS_BF16);
+    let kernel = MIX_ROWS.of(x.dtype());
     cx.launch(kernel, [n.div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
     Ok(out)
 }
@@ -117,7 +144,7 @@ pub(crate) fn mix_rows_gradient(
         dim: number(dy.shape().last())?,
         scale,
     };
-    let kernel = by_dtype(dy.dtype(), MIX_ROWS_GRADIENT_F32, MIX_ROWS_GRADIENT_BF16);
+    let kernel = MIX_ROWS_GRADIENT.of(dy.dtype());
     cx.launch(kernel, [cols, rows], THREADS, 0, &parameters)?;
     Ok(out)
 }
@@ -141,7 +168,7 @@ pub(crate) fn column_dot(
         dim: size(dim)?,
         rows_per_block: size(rows.div_ceil(blocks))?,
     };
-    let kernel = by_dtype(x.dtype(), COLUMN_DOT_F32, COLUMN_DOT_BF16);
+    let kernel = COLUMN_DOT.of(x.dtype());
     cx.launch(kernel, [dim.div_ceil(THREADS), blocks], THREADS, 0, &parameters)?;
     let parameters = SumRows {
         partials: partials.ptr(cx),

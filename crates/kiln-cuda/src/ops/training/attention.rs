@@ -4,13 +4,13 @@ use kiln_ops::training::shapes;
 use kiln_ops::{AttentionSpec, Error, Result, Tensor as _};
 use kiln_tensor::DType;
 
-use super::attention_bf16;
-use crate::context::Context;
-use crate::kernels::{
-    ATTENTION_BACKWARD_KV_BF16_4, ATTENTION_BACKWARD_KV_BF16_16, ATTENTION_BACKWARD_KV_F32_4,
+use super::attention_bf16::{
+    self, ATTENTION_BACKWARD_KV_BF16_4, ATTENTION_BACKWARD_KV_BF16_16, ATTENTION_BACKWARD_KV_F32_4,
     ATTENTION_BACKWARD_KV_F32_16, ATTENTION_BACKWARD_Q_BF16_4, ATTENTION_BACKWARD_Q_BF16_16,
-    ATTENTION_BACKWARD_Q_F32_4, ATTENTION_BACKWARD_Q_F32_16, AttentionBackward, AttentionBackwardArgs,
+    ATTENTION_BACKWARD_Q_F32_4, ATTENTION_BACKWARD_Q_F32_16, AttentionBackward,
 };
+use crate::context::Context;
+use crate::kernels::AttentionBackwardArgs;
 use crate::ops::attention::{attention_into, build_args, segment_table};
 use crate::tensor::CudaTensor;
 

@@ -5,16 +5,40 @@ use kiln_ops::{AttentionMask, AttentionSpec, Result, Tensor as _};
 use kiln_tensor::DType;
 
 use crate::context::{Context, int};
-use crate::kernels::{
-    ATTENTION_BACKWARD_HOPPER, ATTENTION_BACKWARD_KV_MMA_64, ATTENTION_BACKWARD_KV_MMA_128,
-    ATTENTION_BACKWARD_Q_MMA_64, ATTENTION_BACKWARD_Q_MMA_128, ATTENTION_STATS, AttentionBackwardHopper,
-    AttentionBackwardMma, AttentionStats, HopperAttentionBackwardArgs, MmaAttentionBackwardArgs,
-};
+use crate::kernels::{AttentionBackwardArgs, HopperAttentionBackwardArgs, MmaAttentionBackwardArgs, kernels};
 use crate::ops::grid::THREADS;
 use crate::ops::movement::concat_rows;
 use crate::queue::DeviceBuffer;
-use crate::sys::driver::TensorMap;
+use crate::sys::driver::{DevicePtr, TensorMap};
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "attention_backward" {
+        AttentionBackward(args: AttentionBackwardArgs):
+            ATTENTION_BACKWARD_Q_F32_4 = "attention_backward_q_f32_4",
+            ATTENTION_BACKWARD_Q_F32_16 = "attention_backward_q_f32_16",
+            ATTENTION_BACKWARD_Q_BF16_4 = "attention_backward_q_bf16_4",
+            ATTENTION_BACKWARD_Q_BF16_16 = "attention_backward_q_bf16_16",
+            ATTENTION_BACKWARD_KV_F32_4 = "attention_backward_kv_f32_4",
+            ATTENTION_BACKWARD_KV_F32_16 = "attention_backward_kv_f32_16",
+            ATTENTION_BACKWARD_KV_BF16_4 = "attention_backward_kv_bf16_4",
+            ATTENTION_BACKWARD_KV_BF16_16 = "attention_backward_kv_bf16_16";
+        AttentionStats(dout: DevicePtr, out: DevicePtr, lse: DevicePtr, stats: DevicePtr, queries: i32,
+            heads: i32, dim: i32, padded: i32):
+            ATTENTION_STATS = "attention_stats";
+    }
+    "attention_backward_hopper" {
+        AttentionBackwardHopper(args: HopperAttentionBackwardArgs):
+            ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper";
+    }
+    "attention_backward_mma" {
+        AttentionBackwardMma(args: MmaAttentionBackwardArgs):
+            ATTENTION_BACKWARD_Q_MMA_64 = "attention_backward_q_mma_64",
+            ATTENTION_BACKWARD_Q_MMA_128 = "attention_backward_q_mma_128",
+            ATTENTION_BACKWARD_KV_MMA_64 = "attention_backward_kv_mma_64",
+            ATTENTION_BACKWARD_KV_MMA_128 = "attention_backward_kv_mma_128";
+    }
+}
 
 /// Whether there are kernels for this attention.
 pub(super) fn supports(size: &AttentionSize, dtype: DType, spec: &AttentionSpec) -> bool {

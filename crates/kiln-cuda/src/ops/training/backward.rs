@@ -4,17 +4,35 @@ use kiln_ops::training::shapes;
 use kiln_ops::{Result, RopeLayout, RopeTable, RowGroups, Tensor as _};
 use kiln_tensor::DType;
 
+use super::optimizer::{SUM_PARTIALS, SumPartials};
 use crate::context::{Context, int};
-use crate::kernels::{
-    ADA_LAYER_NORM_BACKWARD_BF16, ADA_LAYER_NORM_BACKWARD_F32, AdaLayerNormBackward,
-    NORM_ROPE_BACKWARD_128_BF16, NORM_ROPE_BACKWARD_128_F32, NORM_ROPE_BACKWARD_BF16, NORM_ROPE_BACKWARD_F32,
-    NormRopeBackward, NormRopeBackward128, SQUARED_ERROR, SUM_PARTIALS, SWIGLU_BACKWARD_BF16,
-    SWIGLU_BACKWARD_F32, SquaredError, SumPartials, SwigluBackward,
-};
-use crate::ops::grid::{THREADS, by_dtype, row_grid};
+use crate::kernels::kernels;
+use crate::ops::grid::{THREADS, row_grid};
 use crate::ops::linear::Epilogue;
 use crate::ops::movement::cast;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "backward" {
+        AdaLayerNormBackward(dy: DevicePtr, x: DevicePtr, scale: DevicePtr, add: DevicePtr,
+            dx: DevicePtr, dim: i32, eps: f32):
+            ADA_LAYER_NORM_BACKWARD = "ada_layer_norm_backward" by dtype;
+        NormRopeBackward(dy: DevicePtr, x: DevicePtr, weight: DevicePtr, cosines: DevicePtr,
+            sines: DevicePtr, dx: DevicePtr, tokens: i64, heads: i32, head_dim: i32, halves: i32,
+            eps: f32):
+            NORM_ROPE_BACKWARD = "norm_rope_backward" by dtype;
+        NormRopeBackward128(dy: DevicePtr, x: DevicePtr, weight: DevicePtr, cosines: DevicePtr,
+            sines: DevicePtr, dx: DevicePtr, tokens: i64, heads: i32, halves: i32, eps: f32):
+            NORM_ROPE_BACKWARD_128 = "norm_rope_backward_128" by dtype;
+        SwigluBackward(dy: DevicePtr, left_cols: i32, x: DevicePtr, d_left: DevicePtr, dx: DevicePtr,
+            rows: i64, cols: i32):
+            SWIGLU_BACKWARD = "swiglu_backward" by dtype;
+        SquaredError(x: DevicePtr, y: DevicePtr, dx: DevicePtr, partials: DevicePtr, n: i64,
+            per_block: i64, scale: f32):
+            SQUARED_ERROR = "squared_error";
+    }
+}
 
 /// Blocks of the first launch of a sum over all elements, at most.
 const MAX_BLOCKS: usize = 256;
@@ -41,7 +59,7 @@ pub(crate) fn ada_layer_norm_backward(
 ) -> Result<CudaTensor> {
     let shape = shapes::ada_layer_norm_backward(dy, x, scale, groups, add)?;
     let dx = CudaTensor::new(cx, &shape, dy.dtype())?;
-    let kernel = by_dtype(dy.dtype(), ADA_LAYER_NORM_BACKWARD_F32, ADA_LAYER_NORM_BACKWARD_BF16);
+    let kernel = ADA_LAYER_NORM_BACKWARD.of(dy.dtype());
     let dim = shape.last();
     for (group, rows) in groups.ranges().enumerate() {
         let parameters = AdaLayerNormBackward {
@@ -85,7 +103,7 @@ pub(crate) fn norm_rope_backward(
             halves: i32::from(rope.pairs == RopeLayout::HalfSplit),
             eps,
         };
-        let kernel = by_dtype(x.dtype(), NORM_ROPE_BACKWARD_128_F32, NORM_ROPE_BACKWARD_128_BF16);
+        let kernel = NORM_ROPE_BACKWARD_128.of(x.dtype());
         cx.launch(kernel, [(16 * tokens * heads).div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
         return Ok(dx);
     }
@@ -102,7 +120,7 @@ pub(crate) fn norm_rope_backward(
         halves: i32::from(rope.pairs == RopeLayout::HalfSplit),
         eps,
     };
-    let kernel = by_dtype(x.dtype(), NORM_ROPE_BACKWARD_F32, NORM_ROPE_BACKWARD_BF16);
+    let kernel = NORM_ROPE_BACKWARD.of(x.dtype());
     cx.launch(kernel, [(32 * tokens * heads).div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
     Ok(dx)
 }
@@ -131,7 +149,7 @@ pub(crate) fn concat_swiglu_backward(
         rows: rows as i64,
         cols: int("swiglu_backward", cols)?,
     };
-    let kernel = by_dtype(x.dtype(), SWIGLU_BACKWARD_F32, SWIGLU_BACKWARD_BF16);
+    let kernel = SWIGLU_BACKWARD.of(x.dtype());
     let chunks = left.div_ceil(8) + cols.div_ceil(8);
     cx.launch(kernel, row_grid(rows, 8 * chunks), THREADS, 0, &parameters)?;
     Ok([d_left, dx])

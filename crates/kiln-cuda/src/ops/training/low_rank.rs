@@ -4,13 +4,23 @@ use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::DType;
 
 use crate::context::{Context, int};
-use crate::kernels::{
-    LOW_RANK_16, LOW_RANK_32, LOW_RANK_COLUMNS, LOW_RANK_ROWS, LowRankArgs, LowRankColumns, LowRankProducts,
-    LowRankRows,
-};
+use crate::kernels::{LowRankArgs, kernels};
 use crate::ops::grid::THREADS;
 use crate::queue::DeviceBuffer;
+use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "low_rank" {
+        LowRankProducts(args: LowRankArgs):
+            LOW_RANK_16 = "low_rank_16", LOW_RANK_32 = "low_rank_32";
+        LowRankRows(partials: DevicePtr, out: DevicePtr, n: i64, count: i32, scale: f32):
+            LOW_RANK_ROWS = "low_rank_rows";
+        LowRankColumns(partials: DevicePtr, add: DevicePtr, out: DevicePtr, cols: i32, rank: i32,
+            count: i32, scale: f32, by_rank: i32):
+            LOW_RANK_COLUMNS = "low_rank_columns";
+    }
+}
 
 /// Matrices side by side, the largest rank, and tile sizes, as in `low_rank.cu`.
 const MAX_MATRICES: usize = 4;

@@ -7,13 +7,13 @@ use kiln_ops::training::{AdaptedOutput, LowRank, LowRankGradient, shapes};
 use kiln_ops::{Error, Result, Tensor as _};
 use kiln_tensor::DType;
 
+use super::adapter::{DEQUANTIZE_ROWS, DequantizeRows, ROW_NORMS, RowNorms};
 use super::low_rank::{Thin, WideProducts};
 use crate::context::{Context, int};
 use crate::gemm::product::{Operand, Product};
-use crate::kernels::{DEQUANTIZE_ROWS_BF16, DEQUANTIZE_ROWS_F32, DequantizeRows, ROW_NORMS, RowNorms};
 use crate::ops::elementwise;
 use crate::ops::fp8::Fp8Operand;
-use crate::ops::grid::{THREADS, by_dtype, row_grid};
+use crate::ops::grid::{THREADS, row_grid};
 use crate::ops::linear::linear_onto;
 use crate::ops::movement::cast;
 use crate::queue::DeviceBuffer;
@@ -68,7 +68,7 @@ fn dequantized(
         depth: int("linear_backward", w.depth)?,
         fp8,
     };
-    let kernel = by_dtype(dtype, DEQUANTIZE_ROWS_F32, DEQUANTIZE_ROWS_BF16);
+    let kernel = DEQUANTIZE_ROWS.of(dtype);
     cx.launch(kernel, row_grid(w.rows, w.cols), THREADS, 0, &parameters)?;
     Ok((buffer.ptr(cx), Some(buffer)))
 }

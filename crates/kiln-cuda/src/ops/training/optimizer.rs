@@ -9,15 +9,30 @@ use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 
 use crate::context::{Context, int};
-use crate::kernels::{
-    ADAMW, ADAMW_8BIT, AdamW, AdamW8Bit, AdamWArgs, Kernel, PRODIGY_MOMENTS, PRODIGY_UPDATE, Parameters,
-    ProdigyArgs, ProdigyMoments, ProdigyUpdate, SUM_PARTIALS, SUM_SQUARES, SumPartials, SumSquares,
-};
+use crate::kernels::{AdamWArgs, Kernel, Parameters, ProdigyArgs, kernels};
 use crate::ops::grid::THREADS;
 use crate::ops::movement::upload;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+kernels! {
+    "optimizer" {
+        AdamW(args: AdamWArgs, tensors: DevicePtr, count: i32, per_block: i32):
+            ADAMW = "adamw";
+        AdamW8Bit(args: AdamWArgs, tensors: DevicePtr, count: i32, books: DevicePtr):
+            ADAMW_8BIT = "adamw_8bit";
+        ProdigyMoments(args: ProdigyArgs, tensors: DevicePtr, count: i32, per_block: i32,
+            partials: DevicePtr):
+            PRODIGY_MOMENTS = "prodigy_moments";
+        ProdigyUpdate(tensors: DevicePtr, count: i32, per_block: i32, keep: f32, lr: f32, eps: f32):
+            PRODIGY_UPDATE = "prodigy_update";
+        SumSquares(tensors: DevicePtr, count: i32, per_block: i32, partials: DevicePtr):
+            SUM_SQUARES = "sum_squares";
+        SumPartials(partials: DevicePtr, out: DevicePtr, count: i32, columns: i32):
+            SUM_PARTIALS = "sum_partials";
+    }
+}
 
 /// Elements of a tensor that a block of threads works on.
 const PER_BLOCK: usize = 8 * THREADS;
