@@ -65,7 +65,7 @@ async fn a_missing_image_file_is_not_found() {
     let server = TestServer::new();
     let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
     let id = generated["data"][0]["id"].as_str().unwrap();
-    std::fs::remove_file(server.folder().path().join(format!("images/{id}.png"))).unwrap();
+    std::fs::remove_file(server.folder().path().join(format!("pictures/{id}.png"))).unwrap();
     for path in ["file", "thumbnail"] {
         server.get(&format!("/v1/images/{id}/{path}")).await.expect_error(404, "not_found");
     }

@@ -285,7 +285,7 @@ fn a_folder_with_files_of_others_keeps_its_permissions() {
     let server = TestServer::open(Arc::clone(&folder), |_| {}, false);
     let mode = |path: &str| std::fs::metadata(folder.path().join(path)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(""), 0o755, "`--data /tmp` must not lock others out of /tmp");
-    for private in ["images", "inputs", "texts"] {
+    for private in ["pictures", "inputs", "texts"] {
         assert_eq!(mode(private), 0o700, "{private}");
     }
     assert_eq!(mode("queue.sqlite"), 0o600);

@@ -177,7 +177,7 @@ fn queued_jobs_are_batched_and_give_the_same_images_as_the_command_line() {
         let job = server.until(job, |_, job| job["finished"].is_number());
         assert_eq!(job["status"], "done", "{job}");
         let id = job["images"][0]["id"].as_str().unwrap();
-        let served = sandbox.image(&format!("served/images/{id}.png"));
+        let served = sandbox.image(&format!("served/pictures/{id}.png"));
         let options = ["-S", "5", "-W", "128", "-H", "96", "-s", "2", "-o", "alone.png"];
         sandbox.kiln(&[&["generate", prompt], &options[..]].concat()).ok();
         assert_eq!(max_difference(&served, &sandbox.image("alone.png")), 0, "{prompt}");

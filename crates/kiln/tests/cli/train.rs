@@ -245,7 +245,7 @@ fn a_dry_run_refuses_what_the_run_refuses() {
     refused(&["-o", "file/me.safetensors"], 1, &["`file` is not a folder", "hint: "]);
     sandbox.write("me.safetensors", b"mine");
     refused(&["-o", "me.safetensors"], 1, &["exists already", "--overwrite"]);
-    assert_eq!(sandbox.names(), ["file", "me.safetensors", "images"]);
+    assert_eq!(sandbox.names(), ["file", "images", "me.safetensors"]);
 }
 
 #[test]

@@ -181,9 +181,9 @@ mod tests {
 
     #[test]
     fn an_address_names_a_bucket_and_a_prefix() {
-        let bucket = open("s3://pictures/kiln/a", &[]).unwrap();
+        let bucket = open("s3://images/kiln/a", &[]).unwrap();
         assert_eq!(bucket.path("image/0f.png").as_ref(), "kiln/a/image/0f.png");
-        assert_eq!(open("s3://pictures/", &[]).unwrap().path("input/0f").as_ref(), "input/0f");
+        assert_eq!(open("s3://images/", &[]).unwrap().path("input/0f").as_ref(), "input/0f");
         for wrong in ["s3://", "s3:///a", "https://images", "images"] {
             assert!(open(wrong, &[]).is_err(), "{wrong}");
         }

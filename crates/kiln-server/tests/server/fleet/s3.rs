@@ -19,7 +19,7 @@ fn bucket(s3: &FakeS3, prefix: &str, key: &str) -> S3Config {
         ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    S3Config { url: format!("s3://pictures{prefix}"), settings }
+    S3Config { url: format!("s3://images{prefix}"), settings }
 }
 
 async fn wait_until_gone(s3: &FakeS3, name: &str) {
@@ -90,14 +90,14 @@ async fn processes_that_would_lose_files_do_not_start() {
     let gateway =
         |name: &str, config: FleetConfig| open_gateway(Config::new(folder.path().join(name)), config);
     let stranger = gateway("stranger", with(bucket(&s3, "", "stranger"))).err().unwrap().to_string();
-    assert!(stranger.contains("s3://pictures") && !stranger.contains("secret"), "{stranger}");
+    assert!(stranger.contains("s3://images") && !stranger.contains("secret"), "{stranger}");
     let missing = S3Config { url: "s3://nowhere".into(), ..bucket(&s3, "", KEY) };
     let missing = gateway("missing", with(missing)).err().unwrap().to_string();
     assert!(missing.contains("s3://nowhere"), "{missing}");
     let first = gateway("first", with(bucket(&s3, "", KEY))).unwrap();
     let worker = Config::new(folder.path().join("worker"));
     let refused = open_worker(worker, plain.clone(), Box::new(TestCatalogue)).err().unwrap().to_string();
-    assert!(refused.contains("keeps its files in `s3://pictures`"), "{refused}");
+    assert!(refused.contains("keeps its files in `s3://images`"), "{refused}");
     drop(first);
     // Another fleet would take the files of this one for its own that belong to nothing.
     let other = TempDir::new().unwrap();
