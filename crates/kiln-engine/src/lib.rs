@@ -88,7 +88,9 @@ pub use model::{
 };
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;
-pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint, UpscaleInputs};
+pub use plan::{
+    ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint, UpscaleInputs, check_range, check_request,
+};
 pub use progress::{Phase, Progress, StepCounts};
 pub use progress_tracker::ProgressTracker;
 pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};

@@ -16,11 +16,11 @@ use kiln_weights::WeightSource;
 
 use crate::backend::{AnyBackend, BackendVisitor, DeviceInfo};
 use crate::error::{Error, ErrorContext, Field, Hint, Result};
-use crate::hint;
 use crate::inputs::InputResolver;
 use crate::model::{Model, ModelComponent, find_tokenizer, open_text_encoder, open_tokenizer};
 use crate::request::Request;
 use crate::settings::{Precision, Settings};
+use crate::{hint, text};
 
 /// The temperature that Black Forest Labs recommends.
 pub const DEFAULT_TEMPERATURE: f32 = 0.15;
@@ -36,7 +36,8 @@ pub fn check_temperature(temperature: f32) -> Result<()> {
     if temperature > 0.0 && temperature <= MAX_TEMPERATURE {
         return Ok(());
     }
-    let what = format!("the temperature must be above 0 and at most {MAX_TEMPERATURE}, found {temperature}");
+    let range = format!(" must be above 0 and at most {MAX_TEMPERATURE}, found {temperature}");
+    let what = text![Field::Temperature, range];
     Err(Error::value(what).with_hint(format!("{DEFAULT_TEMPERATURE} is the recommended one")))
 }
 

@@ -88,7 +88,7 @@ fn sigmas_are_bit_exact_with_diffusers() {
         let mu = empirical_mu(&config.dynamic_shift, o.image_seq_len, o.steps);
         assert!((mu - o.mu).abs() < 1e-12, "mu {mu}, expected {}", o.mu);
         if let Some(sigmas) = &o.sigmas {
-            let ours = Schedule::new(&config, SigmaSpacing::Shifted, o.image_seq_len, o.steps, None).unwrap();
+            let ours = Schedule::new(&config, SigmaSpacing::Shifted, o.image_seq_len, o.steps, None);
             assert_eq!(ours.sigmas(), sigmas, "{} tokens, {} steps", o.image_seq_len, o.steps);
             compared += 1;
         }
@@ -99,34 +99,19 @@ fn sigmas_are_bit_exact_with_diffusers() {
 #[test]
 fn the_power_schedule_is_a_power_of_a_linear_one() {
     let config = SchedulerConfig::default();
-    let schedule = |rho| Schedule::new(&config, SigmaSpacing::Power { rho }, 16, 4, None).unwrap();
+    let schedule = |rho| Schedule::new(&config, SigmaSpacing::Power { rho }, 16, 4, None);
     assert_eq!(schedule(1.0).sigmas(), [1.0, 0.75, 0.5, 0.25, 0.0]);
     assert_eq!(schedule(2.0).sigmas(), [1.0, 0.75f32.sqrt(), 0.5f32.sqrt(), 0.5, 0.0]);
-    assert!(Schedule::new(&config, SigmaSpacing::Power { rho: 0.0 }, 16, 4, None).is_err());
 }
 
 #[test]
 fn strength_skips_the_first_steps() {
     let config = SchedulerConfig::default();
-    let first = |steps, strength| {
-        Schedule::new(&config, SigmaSpacing::Shifted, 16, steps, None).unwrap().first_step(strength)
-    };
-    assert_eq!(first(5, 0.6).unwrap(), 2);
-    assert_eq!(first(4, 0.8).unwrap(), 0);
-    assert_eq!(first(4, 1.0).unwrap(), 0);
+    let first =
+        |steps, strength| Schedule::new(&config, SigmaSpacing::Shifted, 16, steps, None).first_step(strength);
+    assert_eq!(first(5, 0.6), 2);
+    assert_eq!(first(4, 0.8), 0);
+    assert_eq!(first(4, 1.0), 0);
     // Nothing is left to do, and the image stays.
-    assert_eq!(first(4, 0.0).unwrap(), 4);
-    assert!(first(4, 1.5).is_err());
-    assert!(first(4, f64::NAN).is_err());
-}
-
-#[test]
-fn invalid_sigmas_are_rejected() {
-    let custom = |sigmas: &[f32]| {
-        Schedule::new(&SchedulerConfig::default(), SigmaSpacing::Shifted, 16, 4, Some(sigmas))
-    };
-    for bad in [&[][..], &[1.0, 1.0], &[0.5, 0.7], &[1.5], &[-0.1], &[f32::NAN], &[0.0]] {
-        assert!(custom(bad).is_err(), "{bad:?}");
-    }
-    assert!(Schedule::new(&SchedulerConfig::default(), SigmaSpacing::Shifted, 16, 0, None).is_err());
+    assert_eq!(first(4, 0.0), 4);
 }

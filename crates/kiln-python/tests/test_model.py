@@ -118,7 +118,7 @@ def test_wrong_arguments_raise_what_they_should():
     generate = model().generate
     raises(TypeError, "'widht'", generate, "a fox", widht=64)
     raises(ValueError, "prompt", generate, 7)
-    raises(kiln.RequestError, "no prompt", generate)
+    raises(kiln.RequestError, "is missing", generate)
     raises(kiln.RequestError, "width", generate, "a fox", width=1 << 30)
     raises(kiln.RequestError, "width", generate, "a fox", width=-16)
     raises(kiln.OutOfMemoryError, "needs about", generate, "a fox", width=1 << 17, height=1 << 17)

@@ -39,9 +39,10 @@ pub use http::proxies::Network;
 pub use http::server::Server;
 pub use http::tls::{Tls, TlsError};
 pub use http::webhooks::WebhookConfig;
+pub use jobs::error::{ErrorCode, JobError};
 pub use jobs::generator::{
-    Catalogue, DownloadLicence, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError,
-    JobInputs, JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
+    Catalogue, DownloadLicence, DownloadableModel, FinishedImage, Generator, InputImage, JobInputs, JobSink,
+    LoadedModel, LoraInfo, ModelInfo, Task,
 };
 pub use jobs::keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
 pub use jobs::limits::Limits;

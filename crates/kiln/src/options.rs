@@ -8,7 +8,9 @@ use crate::args::Cli;
 /// Says a field as the command line has it: `--dtype f32`; `None` if no command has it.
 pub fn name(field: Field, value: Option<&str>) -> Option<String> {
     let id = match field {
-        Field::Prompt => return Some("the prompt".into()),
+        Field::Prompt => {
+            return Some(value.map_or("the prompt".into(), |prompt| format!("kiln generate {prompt:?}")));
+        }
         Field::Out => return Some("OUT".into()),
         Field::NegativePrompt => "negative_prompts",
         Field::Part => "component",

@@ -8,8 +8,8 @@ use kiln_image::{GrayImage, RgbImage};
 use kiln_tensor::HostTensor;
 use kiln_weights::{DoraRule, Lora};
 
-use super::checks::round_side;
 use super::contents::{InitImage, PlannedLora, Prompt, StartingPoint};
+use super::defaults::round_side;
 use super::upscale;
 use crate::error::{Error, ErrorContext, ErrorKind, Field, Result};
 use crate::hint;

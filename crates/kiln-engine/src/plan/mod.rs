@@ -2,6 +2,7 @@
 
 mod checks;
 mod contents;
+mod defaults;
 mod files;
 mod limits;
 mod upscale;
@@ -20,12 +21,11 @@ use crate::model::{Model, VaeFile};
 use crate::noise::NoiseSource;
 use crate::once::TryOnceLock;
 use crate::request::{BatchPosition, Request, ScheduleKind};
-use checks::{
-    RHO, cache, check_components, check_fields, guidance, image_count, images_per_prompt, schedule,
-    text_layers,
-};
+pub use checks::{check_range, check_request};
+use checks::{image_count, images_per_prompt};
 pub(crate) use contents::PromptSet;
 pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint};
+use defaults::{RHO, cache, check_components, guidance, schedule, text_layers};
 use files::{
     open_loras, open_vae, prepare_reference, read_image, read_noise, read_prompt, read_starting_point,
 };
@@ -91,7 +91,7 @@ impl Plan {
     /// Checks a request against the model, reads its files, prepares its images and fills in its defaults. Loads no
     /// weights.
     pub fn new(model: &Arc<Model>, request: &Request, inputs: &dyn InputResolver) -> Result<Plan> {
-        check_fields(request)?;
+        check_request(request)?;
         let mut resolved = request.clone();
         let mut notes = Vec::new();
         let prompt = read_prompt(request, &mut resolved, inputs)?;
@@ -123,17 +123,17 @@ impl Plan {
         let tokens = model.grid_tokens([width, height]);
         let (schedule, first_step, noise_grid) = match &start {
             StartingPoint::Upscale(inputs) => {
-                let schedule = upscale::schedule(model, request, tokens, strength.unwrap_or(1.0))?;
+                let schedule = upscale::schedule(model, request, tokens, strength.unwrap_or(1.0));
                 (schedule, 0, inputs.grid())
             }
             _ => {
-                let schedule = schedule(model, request, tokens, steps)?;
-                let first_step = schedule.first_step(strength.unwrap_or(1.0))?;
+                let schedule = schedule(model, request, tokens, steps);
+                let first_step = schedule.first_step(strength.unwrap_or(1.0));
                 (schedule, first_step, model.grid([width, height]))
             }
         };
-        let guidance = guidance(model, request, &mut notes)?;
-        let cache = cache(model, request, &mut notes)?;
+        let guidance = guidance(model, request, &mut notes);
+        let cache = cache(model, request, &mut notes);
         let max_tokens = request.max_tokens.map_or_else(|| model.default_tokens(), |n| n as usize);
         let text_layers = text_layers(model, request, &mut notes)?;
         notes.extend(limits::notes(model, &prompt, !loras.is_empty(), [width, height]));

@@ -7,13 +7,14 @@
 //! ```
 //! Memory is bounded: a tile in the model, and two copies of the result as bytes.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use kiln_image::{MAX_SIDE, RgbImage, TileGrid};
 use kiln_nn::schedule::Schedule;
 
-use super::checks::{check_steps, round_side, spacing};
 use super::contents::StartingPoint;
+use super::defaults::{round_side, spacing};
 use super::files::read_image;
 use crate::error::{Error, Field, Result};
 use crate::inputs::InputResolver;
@@ -24,8 +25,8 @@ use crate::{hint, text};
 
 /// Default noise level that tiles start from: new detail, but nothing moves.
 const STRENGTH: f64 = 0.35;
-/// Largest side of a tile.
-const MAX_TILE: u32 = 2048;
+/// Longest sides that tiles may have.
+pub(super) const TILE_SIDES: RangeInclusive<u32> = 64..=2048;
 /// Neighbours overlap by this many pixels, or by an eighth of a larger tile, or half of a smaller one.
 const OVERLAP: u32 = 64;
 /// The prompt if there is none.
@@ -82,7 +83,8 @@ pub(super) fn check(request: &Request) -> Result<()> {
             .with_hint(hint!["give the image to enlarge as ", Field::Init]));
     }
     if let Some(strength) = request.strength.filter(|strength| !(*strength > 0.0 && *strength <= 1.0)) {
-        let what = format!("to upscale, strength must be above 0 and at most 1, found {strength}");
+        let range = format!(" must be above 0 and at most 1, found {strength}");
+        let what = text!["to upscale, ", Field::Strength, range];
         return Err(Error::value(what).with_hint("0.2 stays close to the image, 0.5 invents detail"));
     }
     let excluded = [
@@ -120,9 +122,6 @@ pub(super) fn read(
 ) -> Result<Option<(usize, usize, StartingPoint, f64)>> {
     let (Some(scale), Some(init)) = (request.upscale, &mut resolved.init) else { return Ok(None) };
     let side = round_side(model, "tile size", request.tile_size.unwrap_or(model.default_size as u32), notes)?;
-    if side > MAX_TILE {
-        return Err(Error::value(format!("the tile size must be at most {MAX_TILE}, found {side}")));
-    }
     let source = read_image(inputs, init, "image to upscale")?;
     let (width, height) = (source.width(), source.height());
     if width.max(height) > MAX_SIDE / scale {
@@ -146,10 +145,9 @@ pub(super) fn read(
 
 /// Computes the noise levels of a tile of `tokens` tokens: from `strength` down. By default it takes as many of the
 /// model's steps, at least two.
-pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, strength: f64) -> Result<Schedule> {
+pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, strength: f64) -> Schedule {
     let whole = model.default_steps();
-    let share = (whole as f64 * strength.clamp(0.0, 1.0)).ceil() as usize;
+    let share = (whole as f64 * strength).ceil() as usize;
     let steps = request.steps.map_or(share.max(2), |steps| steps as usize);
-    check_steps(steps)?;
-    Ok(Schedule::from_level(&model.scheduler, spacing(request), tokens, whole, steps, strength)?)
+    Schedule::from_level(&model.scheduler, spacing(request), tokens, whole, steps, strength)
 }

@@ -121,7 +121,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(error(Request { width: Some(64), ..own() }).contains("`width` and `upscale`"));
     assert!(error(Request { sigmas: vec![1.0], ..own() }).contains("`sigmas` and `upscale`"));
     assert!(error(Request { strength: Some(0.0), ..own() }).contains("above 0"));
-    assert!(error(Request { tile_size: Some(4096), ..own() }).contains("at most 2048"));
+    assert!(error(Request { tile_size: Some(4096), ..own() }).contains("between 64 and 2048"));
     assert!(error(Request { upscale: None, ..own() }).contains("`tile_size` needs `upscale`"));
 }
 

@@ -51,7 +51,7 @@ impl From<&Job> for FleetJob {
             worker: job.fleet.worker.clone(),
             created: job.created,
             attempts: job.attempts,
-            error: job.error.clone(),
+            error: job.error.as_ref().map(|error| (error.code.name().into(), error.message.clone())),
             json: serde_json::to_string_pretty(job).unwrap_or_default(),
         }
     }

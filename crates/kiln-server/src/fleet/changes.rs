@@ -3,6 +3,7 @@
 use super::bucket::WriteOutcome;
 use super::error::{FleetError, Result};
 use super::link::Link;
+use crate::jobs::error::JobError;
 use crate::jobs::job::{Job, JobState};
 use crate::jobs::store::now;
 
@@ -32,7 +33,7 @@ pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
         match job.state {
             JobState::Queued => {
                 job.state = JobState::Cancelled;
-                job.error = Some(("cancelled".into(), "cancelled".into()));
+                job.error = Some(JobError::cancelled());
                 job.finished = Some(now());
             }
             JobState::Running if at_preview => job.fleet.stop_at_preview = true,

@@ -10,9 +10,8 @@ use kiln_base::lock;
 use super::tickets::Tickets;
 use crate::jobs::Jobs;
 use crate::jobs::attempts::{Attempts, WeakAttempts};
-use crate::jobs::job::{Job, JobEnd, JobState};
+use crate::jobs::job::{Job, JobEnd};
 use crate::jobs::live::LiveJob;
-use crate::jobs::store::now;
 
 /// Assumed seconds to load a model that no worker has loaded yet.
 const LOAD_SECONDS: f64 = 8.0;
@@ -174,19 +173,11 @@ pub(super) fn enqueue_claimed(
     if let Err(error) = attempts.config.limits.check(&job.request, attempts.catalogue.as_ref()) {
         tracing::error!(
             job = job.id,
-            error.code,
+            code = error.code.name(),
             error.message,
             "refusing a job that no gateway would accept"
         );
-        let end = JobEnd {
-            id: job.id.clone(),
-            state: JobState::Failed,
-            error: Some((error.code.into(), error.message)),
-            notes: Vec::new(),
-            finished: now(),
-            retry: false,
-        };
-        return attempts.record_end(end);
+        return attempts.record_end(JobEnd::unstarted(&job.id, error));
     }
     // Its client waits at the gateway.
     let live = LiveJob::new(Arc::new(Job { attached: false, ..job.clone() }));

@@ -19,7 +19,7 @@ use super::messages::ProgressMessage;
 use super::records::{ImageRecord, InputRecord, MarkRecord};
 use super::replica::{Follower, Replica};
 use crate::Server;
-use crate::jobs::generator::{ErrorKind, JobError};
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::job::{Job, JobState};
 use crate::jobs::live::{LiveJob, Preview, SavedImage, WatchRequest};
 use crate::jobs::sessions::Session;
@@ -131,7 +131,7 @@ impl Follower for Mirror {
         let message = "the queue's records were deleted, and the job with them";
         for live in jobs.iter().filter_map(|id| server.live(id)) {
             server.remove_waiting(&live.id);
-            let error = JobError::server("lost", message);
+            let error = JobError::new(ErrorCode::Lost, message);
             live.change(|s| (s.state, s.error) = (JobState::Failed, Some(error.clone())));
         }
     }
@@ -288,14 +288,9 @@ fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak
             let took =
                 job.started.zip(job.finished).map_or(0, |(started, finished)| (finished - started).max(0));
             let took = std::time::Duration::from_millis(took as u64);
-            let code =
-                job.error.as_ref().map(|(code, _)| code.as_str()).filter(|_| job.state == JobState::Failed);
+            let error = job.error.clone().filter(|_| job.state != JobState::Done);
+            let code = error.as_ref().map(|error| error.code).filter(|_| job.state == JobState::Failed);
             server.metrics.job(job.state, code, took, job.cost);
-            let error = job.error.clone().filter(|_| job.state != JobState::Done).map(|(code, message)| {
-                let kind =
-                    if job.state == JobState::Cancelled { ErrorKind::Cancelled } else { kind_of(&code) };
-                JobError { kind, code: known_code(code), message, param: None }
-            });
             server.remove_job(&live.id);
             live.change(|s| {
                 (s.state, s.error, s.notes) = (job.state, error, job.notes.clone());
@@ -329,38 +324,4 @@ fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak
         }
         finish(loaded);
     });
-}
-
-/// Whether the request or the server caused a worker's error, by its code.
-fn kind_of(code: &str) -> ErrorKind {
-    const OF_REQUEST: [&str; 8] = [
-        "invalid_request",
-        "invalid_value",
-        "image_refused",
-        "input_not_found",
-        "lora_unfit",
-        "model_not_found",
-        "invalid_image",
-        "image_too_large",
-    ];
-    if OF_REQUEST.contains(&code) { ErrorKind::Request } else { ErrorKind::Server }
-}
-
-/// Interns the code of a worker's error; there are few. Beyond a limit, codes become `generation_failed`.
-fn known_code(code: String) -> &'static str {
-    use std::collections::HashSet;
-    use std::sync::Mutex;
-
-    static KNOWN: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    let mut known = kiln_base::lock(&KNOWN);
-    let known = known.get_or_insert_default();
-    match known.get(code.as_str()) {
-        Some(known) => known,
-        None if known.len() < 200 && code.len() <= 40 => {
-            let code: &'static str = Box::leak(code.into_boxed_str());
-            known.insert(code);
-            code
-        }
-        None => "generation_failed",
-    }
 }

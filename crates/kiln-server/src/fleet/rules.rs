@@ -2,10 +2,8 @@
 //! The parent module says why they suffice.
 
 use super::records::TicketId;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::job::{Job, JobEnd, JobState};
-
-/// Errors that say nothing about the job: the model can't be loaded here, nothing can be stored.
-const OF_WORKER: [&str; 2] = ["model_failed", "storage"];
 
 /// When a job is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,14 +114,14 @@ pub(super) fn recover(job: &mut Job, is_alive: impl Fn(&str) -> bool, give_up: G
     }
     job.fleet.kills = job.fleet.suspects.iter().filter(|worker| !is_alive(worker)).count() as u32;
     if job.fleet.cancel {
-        job.error = Some(("cancelled".into(), "cancelled".into()));
+        job.error = Some(JobError::cancelled());
         (job.state, job.finished) = (JobState::Cancelled, Some(now));
         return false;
     }
     if job.fleet.kills >= give_up.lost_workers {
         let message =
             format!("{} workers were lost while they ran this job; it is not tried again", job.fleet.kills);
-        job.error = Some(("interrupted".into(), message));
+        job.error = Some(JobError::new(ErrorCode::Interrupted, message));
         (job.state, job.finished) = (JobState::Failed, Some(now));
         return true;
     }
@@ -154,25 +152,26 @@ pub(super) fn finish(job: &mut Job, end: &JobEnd, worker: &str, give_up: GiveUp)
     job.error.clone_from(&end.error);
     job.finished = Some(end.finished);
     job.state = end.state;
-    if end.state != JobState::Failed {
-        Finish::Ended
-    } else if end.error.as_ref().is_some_and(|(code, _)| OF_WORKER.contains(&code.as_str())) {
-        set_aside(job, worker);
-        Finish::SetAside
-    } else if !end.retry {
-        Finish::Ended
-    } else if fail(job, worker, give_up) {
-        Finish::GivenUp
-    } else {
-        Finish::Returned
+    let Some(error) = end.error.as_ref().filter(|_| end.state == JobState::Failed) else {
+        return Finish::Ended;
+    };
+    match error.code {
+        // These say nothing about the job: the model can't be loaded here, nothing can be stored.
+        ErrorCode::ModelFailed | ErrorCode::Storage => {
+            set_aside(job, worker, error);
+            Finish::SetAside
+        }
+        _ if !error.may_be_retried() => Finish::Ended,
+        _ if fail(job, worker, error, give_up) => Finish::GivenUp,
+        _ => Finish::Returned,
     }
 }
 
 /// Counts an error of a worker: queued again, or given up. Returns whether the job is given up.
-fn fail(job: &mut Job, worker: &str, give_up: GiveUp) -> bool {
+fn fail(job: &mut Job, worker: &str, error: &JobError, give_up: GiveUp) -> bool {
     job.fleet.failures += 1;
-    let (code, message) = job.error.clone().unwrap_or_default();
-    job.fleet.history.push(format!("failed on worker {worker}: {code}: {message}"));
+    let code = error.code.name();
+    job.fleet.history.push(format!("failed on worker {worker}: {code}: {error}"));
     job.fleet.failed_on.push(worker.to_owned());
     if job.fleet.failures >= give_up.failures {
         job.state = JobState::Failed;
@@ -184,10 +183,10 @@ fn fail(job: &mut Job, worker: &str, give_up: GiveUp) -> bool {
 }
 
 /// Returns a job to the queue whose worker can't run it for reasons of its own: it does not count against the job.
-fn set_aside(job: &mut Job, worker: &str) {
+fn set_aside(job: &mut Job, worker: &str, error: &JobError) {
     if !job.fleet.failed_on.iter().any(|other| other == worker) {
-        let (code, message) = job.error.clone().unwrap_or_default();
-        job.fleet.history.push(format!("returned by worker {worker}: {code}: {message}"));
+        let code = error.code.name();
+        job.fleet.history.push(format!("returned by worker {worker}: {code}: {error}"));
         job.fleet.failed_on.push(worker.to_owned());
     }
     job.finished = None;
@@ -282,31 +281,37 @@ mod tests {
     #[test]
     fn only_a_cancelled_job_ends_as_cancelled() {
         let ticket = TicketId { stored: 1, sequence: 1 };
-        let finish_as = |job: &mut Job, state, error: Option<&str>| {
+        let finish_as = |job: &mut Job, state, code: Option<ErrorCode>| {
             claim(job, "a", ticket, true, 0);
-            let error = error.map(|code| (code.to_owned(), "message".to_owned()));
-            let end = JobEnd { id: "a".into(), state, error, notes: Vec::new(), finished: 1, retry: true };
+            let error = code.map(|code| JobError::new(code, "message"));
+            let end = JobEnd { id: "a".into(), state, error, notes: Vec::new(), finished: 1 };
             finish(job, &end, "a", GiveUp::default())
         };
         // Its worker was told that another one has it.
         let mut job = Job::test("a");
-        assert_eq!(finish_as(&mut job, JobState::Cancelled, Some("cancelled")), Finish::Returned);
+        assert_eq!(finish_as(&mut job, JobState::Cancelled, Some(ErrorCode::Cancelled)), Finish::Returned);
         assert_eq!((job.state, job.attempts, job.error.is_none()), (JobState::Queued, 0, true));
         assert_eq!(finish_as(&mut job, JobState::Done, None), Finish::Ended);
         for (cancel, stop_at_preview) in [(true, false), (false, true)] {
             let mut job = Job::test("a");
             (job.fleet.cancel, job.fleet.stop_at_preview) = (cancel, stop_at_preview);
-            assert_eq!(finish_as(&mut job, JobState::Cancelled, Some("cancelled")), Finish::Ended);
+            assert_eq!(finish_as(&mut job, JobState::Cancelled, Some(ErrorCode::Cancelled)), Finish::Ended);
             assert_eq!(job.state, JobState::Cancelled);
         }
         // What the worker itself lacks does not count against the job; what may be the job's fault does.
         let mut job = Job::test("a");
         for _ in 0..4 {
-            assert_eq!(finish_as(&mut job, JobState::Failed, Some("model_failed")), Finish::SetAside);
+            assert_eq!(finish_as(&mut job, JobState::Failed, Some(ErrorCode::ModelFailed)), Finish::SetAside);
         }
-        assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::Returned);
-        assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::Returned);
-        assert_eq!(finish_as(&mut job, JobState::Failed, Some("internal")), Finish::GivenUp);
+        assert_eq!(
+            finish_as(&mut job, JobState::Failed, Some(ErrorCode::GenerationFailed)),
+            Finish::Returned
+        );
+        assert_eq!(
+            finish_as(&mut job, JobState::Failed, Some(ErrorCode::GenerationFailed)),
+            Finish::Returned
+        );
+        assert_eq!(finish_as(&mut job, JobState::Failed, Some(ErrorCode::GenerationFailed)), Finish::GivenUp);
         assert_eq!((job.state, job.fleet.failures), (JobState::Failed, 3));
     }
 

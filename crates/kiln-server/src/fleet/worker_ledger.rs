@@ -12,6 +12,7 @@ use super::messages::{Outbox, Outgoing, ProgressMessage};
 use super::records::ImageRecord;
 use super::tickets::Tickets;
 use crate::jobs::attempts::WeakAttempts;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::health::Health;
 use crate::jobs::job::JobEnd;
 use crate::jobs::live::LiveJob;
@@ -76,13 +77,11 @@ impl Attempting for Arc<WorkerLedger> {
 
     fn finish(&self, end: &JobEnd) -> Result<bool> {
         lock(&self.sent_previews).remove(&end.id);
-        if let Some((code, reason)) = &end.error
-            && code == "model_failed"
-        {
+        if let Some(error) = end.error.as_ref().filter(|error| error.code == ErrorCode::ModelFailed) {
             let known =
                 self.tickets.replica.state().jobs.get(&end.id).map(|job| job.record.fleet.model.clone());
             // Before the job is returned, so that it is not claimed here again.
-            known.into_iter().for_each(|model| self.withdraw(&model, reason));
+            known.into_iter().for_each(|model| self.withdraw(&model, &error.message));
         }
         Ok(self.tickets.finish(end)?)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderValue, Request, StatusCode, Version, header};
+use axum::http::{HeaderValue, Request, Version, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -27,6 +27,7 @@ use crate::http::connections::{Connection, Connections};
 use crate::http::stream::WriteTimeoutStream;
 use crate::http::tls::Tls;
 use crate::jobs::Jobs;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::roles::Shutdown;
 
 /// How long a request's headers may take to arrive.
@@ -231,7 +232,7 @@ async fn answer(
     let is_health = matches!(request.uri().path(), "/healthz" | "/readyz");
     let response = if connection.is_reserve && !is_health {
         let message = "too many connections; try again later";
-        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message);
+        let error = ApiError::new(ErrorCode::Busy, message);
         error.retry_after(BUSY_RETRY_SECONDS).into_response()
     } else {
         app.call(request.map(Body::new)).await?

@@ -19,7 +19,7 @@ use kiln_base::lock;
 use serde_json::{Map, Value};
 
 use crate::http::api::job_view::JobView;
-use crate::jobs::generator::JobError;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::intake::Intake;
 use crate::jobs::store::now;
 
@@ -105,7 +105,7 @@ impl Webhooks {
 
     /// Takes the webhook out of a job's fields and checks it.
     pub(crate) fn of_fields(&self, fields: &mut Map<String, Value>) -> Result<Option<String>, JobError> {
-        let invalid = |message: String| JobError::request("invalid_value", message).param("webhook");
+        let invalid = |message: String| JobError::new(ErrorCode::InvalidValue, message).param("webhook");
         let url = match fields.remove("webhook") {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::String(url)) => url,
@@ -113,7 +113,7 @@ impl Webhooks {
         };
         let Some(config) = &self.config else {
             let message = "this server has no webhooks: they need --webhook-secret";
-            return Err(JobError::request("not_supported", message).param("webhook"));
+            return Err(JobError::new(ErrorCode::NotSupported, message).param("webhook"));
         };
         if url.len() > MAX_URL {
             return Err(invalid(format!("webhook is longer than {MAX_URL} bytes")));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::jobs::attempts::Attempts;
-use crate::jobs::generator::JobError;
+use crate::jobs::error::JobError;
 use crate::jobs::health::Health;
 use crate::jobs::job::JobEnd;
 use crate::jobs::live::LiveJob;

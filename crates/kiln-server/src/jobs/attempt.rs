@@ -12,7 +12,8 @@ use kiln_filters::Refusal;
 use kiln_image::RgbImage;
 
 use crate::jobs::attempts::Attempts;
-use crate::jobs::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::generator::{FinishedImage, JobSink, name};
 use crate::jobs::job::{JobEnd, JobState};
 use crate::jobs::live::{LiveJob, Preview, SavedImage};
 use crate::jobs::stopping_error;
@@ -165,7 +166,7 @@ impl JobAttempt {
             ("kiln.images", request.image_count().to_string()),
         ];
         let attributes = attributes.into_iter().filter(|(_, value)| !value.is_empty()).collect();
-        let error = result.as_ref().err().map(|error| format!("{}: {}", error.code, error.message));
+        let error = result.as_ref().err().map(|error| format!("{}: {}", error.code.name(), error.message));
         let kind = SpanKind::Consumer;
         self.attempts.tracer.send(Span {
             name: "generate",
@@ -202,11 +203,11 @@ impl JobAttempt {
         let images = self.live.request.image_count();
         match &state.refused[..] {
             [] => Ok(()),
-            [(_, message), ..] if images == 1 => Err(JobError::request("image_refused", message)),
+            [(_, message), ..] if images == 1 => Err(JobError::new(ErrorCode::ImageRefused, message)),
             refused @ [(number, message), ..] => {
                 let (count, first) = (refused.len(), number + 1);
                 let message = format!("{count} of {images} images were refused; number {first}: {message}");
-                Err(JobError::request("image_refused", message))
+                Err(JobError::new(ErrorCode::ImageRefused, message))
             }
         }
     }
@@ -219,7 +220,8 @@ impl JobAttempt {
         let parameters = parameters.as_deref().and_then(embedded);
         let encoded =
             kiln_image::encode_with_parameters(&finished.image, request.encoding(), recipe, parameters);
-        let bytes = Bytes::from(encoded.map_err(|error| JobError::server("encoding", error.to_string()))?);
+        let bytes =
+            Bytes::from(encoded.map_err(|error| JobError::new(ErrorCode::Encoding, error.to_string()))?);
         let id = format!("{}-{}", self.live.id, finished.index);
         let (ledger, files) = (self.attempts.ledger(), &self.attempts.files);
         let row = ImageRow {
@@ -242,7 +244,7 @@ impl JobAttempt {
         let stored = files.put(FileKind::Image, &row.file, &bytes).and_then(|()| ledger.save_image(&row));
         if let Err(error) = stored {
             files.discard_image(&row.file);
-            return Err(JobError::server("storage", error.to_string()));
+            return Err(JobError::new(ErrorCode::Storage, error.to_string()));
         }
         self.attempts.metrics.image_saved(bytes.len(), finished.steps);
         Ok(SavedImage { row, bytes })
@@ -348,9 +350,9 @@ impl JobSink for JobAttempt {
         let result = result.and_then(|()| self.refusal());
         let timed_out = took > self.attempts.config.job_timeout && !self.live.is_cancelled();
         let result = result.map_err(|error| {
-            if timed_out && error.kind == ErrorKind::Cancelled {
-                JobError::server(
-                    "timeout",
+            if timed_out && error.is_cancelled() {
+                JobError::new(
+                    ErrorCode::Timeout,
                     format!("the job took longer than {} s", self.attempts.config.job_timeout.as_secs()),
                 )
             } else {
@@ -369,9 +371,9 @@ impl Drop for JobAttempt {
         }
         let error = if std::thread::panicking() {
             self.attempts.metrics.panicked();
-            JobError::server("panicked", "generation panicked")
+            JobError::new(ErrorCode::Panicked, "generation panicked")
         } else {
-            JobError::server("generation_failed", "generation ended without a result")
+            JobError::new(ErrorCode::GenerationFailed, "generation ended without a result")
         };
         self.ended(Err(error));
     }
@@ -382,7 +384,7 @@ impl Attempts {
     fn end(&self, live: &LiveJob, result: Result<(), JobError>, took: Duration) {
         let (mut state, mut error) = match result {
             Ok(()) => (JobState::Done, None),
-            Err(error) if error.kind == ErrorKind::Cancelled => (JobState::Cancelled, Some(error)),
+            Err(error) if error.is_cancelled() => (JobState::Cancelled, Some(error)),
             Err(error) => (JobState::Failed, Some(error)),
         };
         if state == JobState::Cancelled && live.is_interrupted() {
@@ -397,10 +399,9 @@ impl Attempts {
             self.record_end(JobEnd {
                 id: live.id.clone(),
                 state,
-                error: error.as_ref().map(|e| (e.code.to_owned(), e.message.clone())),
+                error: error.clone(),
                 notes: live.snapshot().notes,
                 finished: now(),
-                retry: error.as_ref().is_some_and(|e| e.kind == ErrorKind::Server && e.code != "timeout"),
             });
         }
         let code = error.as_ref().map(|e| e.code);
@@ -409,7 +410,7 @@ impl Attempts {
         tracing::info!(
             job = live.id,
             state = state.name(),
-            code,
+            code = code.map(ErrorCode::name),
             message,
             ms = took.as_millis() as u64,
             "job ended"

@@ -3,11 +3,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::jobs::generator::{ErrorKind, JobError};
-use crate::jobs::job::{JobEnd, JobState};
+use crate::jobs::error::JobError;
+use crate::jobs::job::JobEnd;
 use crate::jobs::live::LiveJob;
 use crate::jobs::roles::{Attempting, Shutdown};
-use crate::jobs::store::now;
 use crate::jobs::{Jobs, stopping_error};
 
 /// How long to wait before another try to record an end.
@@ -96,16 +95,8 @@ impl Attempts {
     /// Ends a job that was never started.
     pub(crate) fn end_unstarted(&self, live: &LiveJob, error: JobError) {
         self.release_inputs(live);
-        let cancelled = error.kind == ErrorKind::Cancelled;
-        let state = if cancelled { JobState::Cancelled } else { JobState::Failed };
-        let end = JobEnd {
-            id: live.id.clone(),
-            state,
-            error: Some((error.code.into(), error.message.clone())),
-            notes: Vec::new(),
-            finished: now(),
-            retry: false,
-        };
+        let end = JobEnd::unstarted(&live.id, error.clone());
+        let state = end.state;
         // Before it leaves the queue: then it is always found, here or there.
         self.record_end_soon(end, Duration::ZERO);
         self.remove_job(&live.id);

@@ -7,7 +7,7 @@ use kiln_base::lock;
 use serde::Serialize;
 
 use crate::jobs::Jobs;
-use crate::jobs::generator::{ErrorKind, JobError};
+use crate::jobs::error::{ErrorCode, JobError};
 
 /// The state of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -77,7 +77,7 @@ impl Downloads {
         if let Some(download) = lock(&self.0).get_mut(model) {
             (download.status, download.error) = match result {
                 Ok(()) => (DownloadState::Done, None),
-                Err(error) if error.kind == ErrorKind::Cancelled => (DownloadState::Cancelled, None),
+                Err(error) if error.is_cancelled() => (DownloadState::Cancelled, None),
                 Err(error) => (DownloadState::Failed, Some(error.message)),
             };
         }
@@ -103,7 +103,7 @@ impl Downloads {
             downloads.end(&name, result);
         };
         if let Err(error) = std::thread::Builder::new().name("download".into()).spawn(run) {
-            self.end(model, Err(JobError::server("download_failed", error.to_string())));
+            self.end(model, Err(JobError::new(ErrorCode::DownloadFailed, error.to_string())));
         }
         Ok(())
     }

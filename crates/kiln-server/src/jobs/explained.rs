@@ -1,33 +1,28 @@
 //! Errors of the engine, of models and of training, as clients see them.
 
-use kiln_engine::{ErrorKind as Kind, Explain, Field};
-
-use super::generator::JobError;
+use crate::jobs::error::JobError;
+use kiln_engine::{Explain, Field, Text};
 
 impl JobError {
     /// The error of a job or a training, with what its client can do about it. Folders are cut off.
     pub fn explained(error: &impl Explain) -> JobError {
-        let text = error.message();
-        let mut message = text.say(&name);
-        if let Some(hint) = error.hint().and_then(|hint| hint.say(&name)) {
-            message += &format!("; {hint}");
+        if error.is_cancelled() {
+            return JobError::cancelled();
         }
+        let text = error.message();
+        let hint = error.hint().and_then(|hint| hint.say(&name)).map(|hint| format!("; {hint}"));
+        let message = text.say(&name) + &hint.unwrap_or_default();
         let message = kiln_base::without_folders(&message).into_owned();
-        let error = match error.kind() {
-            Kind::Cancelled => JobError::cancelled(),
-            Kind::Value => JobError::request("invalid_value", message),
-            Kind::Request | Kind::Input | Kind::TooLarge => JobError::request("invalid_request", message),
-            Kind::Data => JobError::request("unusable", message),
-            Kind::Lora => JobError::request("lora_unfit", message),
-            Kind::Model | Kind::Device => JobError::server("model_failed", message),
-            Kind::Download => JobError::server("download_failed", message),
-            Kind::OutOfMemory => JobError::server("out_of_memory", message),
-            Kind::NotFinite => JobError::server("not_finite", message),
-            Kind::Diverged => JobError::server("training_failed", message),
-            Kind::File | Kind::Internal => JobError::server("generation_failed", message),
-        };
         let param = text.fields().find(|field| name(*field, None).is_some());
-        param.map_or(error.clone(), |field| error.param(field.name()))
+        JobError {
+            param: param.map(|field| field.name().into()),
+            ..JobError::new(error.kind().into(), message)
+        }
+    }
+
+    /// A value that the server refuses; the first field that the text names is at fault.
+    pub(crate) fn value(what: Text) -> JobError {
+        JobError::explained(&kiln_engine::Error::value(what))
     }
 }
 
@@ -131,6 +126,6 @@ mod tests {
                 .with_hint(kiln_engine::hint!["use ", Field::Dtype.to("f32"); "leave out ", Field::Rho]);
         let error = JobError::explained(&error);
         assert_eq!(error.message, "\"rho\" needs \"schedule\": \"power\"; leave out \"rho\"");
-        assert_eq!(error.param, Some("rho"));
+        assert_eq!(error.param.as_deref(), Some("rho"));
     }
 }

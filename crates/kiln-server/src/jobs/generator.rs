@@ -1,5 +1,6 @@
 //! The traits that the program around the server implements: a catalogue of models and a generator of images.
 
+use crate::jobs::error::{ErrorCode, JobError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -119,7 +120,7 @@ pub trait Catalogue: Send + Sync {
     /// downloaded by then is kept.
     fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
         let _ = on_progress;
-        Err(JobError::request("model_not_found", format!("the model `{name}` can't be downloaded")))
+        Err(JobError::new(ErrorCode::ModelNotFound, format!("the model `{name}` can't be downloaded")))
     }
 
     /// Rewrites the prompt of a request to a more detailed one. Takes long, and stops when `cancelled` returns true; one
@@ -131,7 +132,7 @@ pub trait Catalogue: Send + Sync {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<String, JobError> {
         let _ = (job, temperature, cancelled);
-        Err(JobError::request("not_available", "this server does not rewrite prompts"))
+        Err(JobError::new(ErrorCode::NotAvailable, "this server does not rewrite prompts"))
     }
 }
 
@@ -290,53 +291,4 @@ impl JobInputs<'_> {
 /// A name in a request as text. Names come from JSON, so they are valid UTF-8.
 pub(crate) fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
-}
-
-/// What caused an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// The request is invalid.
-    Request,
-    /// The server failed.
-    Server,
-    /// The job was cancelled.
-    Cancelled,
-}
-
-/// Why a job ended without its images.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct JobError {
-    /// What caused it.
-    pub kind: ErrorKind,
-    /// A stable code for programs, such as `out_of_memory`.
-    pub code: &'static str,
-    /// A message for people.
-    pub message: String,
-    /// The field of the request that is wrong.
-    pub param: Option<&'static str>,
-}
-
-impl JobError {
-    /// An invalid request.
-    pub fn request(code: &'static str, message: impl Into<String>) -> JobError {
-        JobError { kind: ErrorKind::Request, code, message: message.into(), param: None }
-    }
-
-    /// A failure of the server. The message is for clients: folders in it are cut off.
-    pub fn server(code: &'static str, message: impl Into<String>) -> JobError {
-        let message = kiln_base::without_folders(&message.into()).into_owned();
-        JobError { kind: ErrorKind::Server, code, message, param: None }
-    }
-
-    /// The job was cancelled.
-    pub fn cancelled() -> JobError {
-        JobError { kind: ErrorKind::Cancelled, code: "cancelled", message: "cancelled".into(), param: None }
-    }
-
-    /// Names the field of the request that is wrong.
-    pub fn param(mut self, name: &'static str) -> JobError {
-        self.param = Some(name);
-        self
-    }
 }

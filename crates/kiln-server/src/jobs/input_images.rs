@@ -11,7 +11,8 @@ use kiln_image::{Format, GrayImage, RgbImage};
 use crate::jobs::Jobs;
 use crate::jobs::caller::Caller;
 use crate::jobs::decode_budget::DecodePermit;
-use crate::jobs::generator::{InputImage, InputSource, JobError, name};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::generator::{InputImage, InputSource, name};
 use crate::jobs::intake::Intake;
 use crate::jobs::store::{Claim, FileKind, INPUT_PREFIX, ImageRow, InputFiles, StoreError};
 
@@ -46,12 +47,12 @@ impl Intake {
         let limit = self.config.limits.job_pixels;
         if pixels > limit {
             let message = format!("the input images have {pixels} pixels together, the limit is {limit}");
-            return Err(JobError::request("image_too_large", message));
+            return Err(JobError::new(ErrorCode::ImageTooLarge, message));
         }
         // The last of them may have pushed out the first.
         if request.images().any(|file| self.input_file(name(&file.path)).is_none()) {
             let message = "the images of the request are more than what is kept for you";
-            return Err(JobError::request("inputs_full", message));
+            return Err(JobError::new(ErrorCode::InputsFull, message));
         }
         self.prepare_upscale(&mut request)?;
         Ok(request)
@@ -84,7 +85,7 @@ impl Intake {
         let missing = |what: &str| {
             // The name comes from the client: limit its length.
             let name: String = source.chars().take(80).collect();
-            JobError::request("input_not_found", format!("{role}: {what} `{name}` not found"))
+            JobError::new(ErrorCode::InputNotFound, format!("{role}: {what} `{name}` not found"))
         };
         let input = if source.starts_with(INPUT_PREFIX) {
             let path = self.input_path(source, caller).map_err(storage)?;
@@ -194,7 +195,7 @@ impl Intake {
                     "the image has {size} bytes; beside the images of your unfinished jobs there is no room for it \
                      within {quota} bytes"
                 );
-                return Err(JobError::request("inputs_full", message));
+                return Err(JobError::new(ErrorCode::InputsFull, message));
             }
         }
         self.files.put(FileKind::Input, InputFiles::hash(input), bytes).map_err(storage)
@@ -222,7 +223,7 @@ impl Intake {
         let limits = &self.config.limits;
         let too_large = |limit: String| {
             let message = format!("{role} is {width}x{height}, which exceeds the limit of {limit}");
-            Err(JobError::request("image_too_large", message))
+            Err(JobError::new(ErrorCode::ImageTooLarge, message))
         };
         if u64::from(width) * u64::from(height) > limits.input_pixels {
             return too_large(format!("{} pixels", limits.input_pixels));
@@ -235,9 +236,9 @@ impl Intake {
                 memory >> 20
             ));
         }
-        self.decode_budget
-            .reserve(memory)
-            .map_err(|_| JobError::server("busy", "too many large images are being decoded; try again later"))
+        self.decode_budget.reserve(memory).map_err(|_| {
+            JobError::new(ErrorCode::Busy, "too many large images are being decoded; try again later")
+        })
     }
 }
 
@@ -294,20 +295,20 @@ fn gray_to_rgb(mask: &GrayImage) -> Result<RgbImage, JobError> {
 }
 
 fn gone(input: &str) -> JobError {
-    JobError::request("input_not_found", format!("the image `{input}` no longer exists"))
+    JobError::new(ErrorCode::InputNotFound, format!("the image `{input}` no longer exists"))
 }
 
 fn unreadable(error: kiln_image::Error) -> JobError {
-    JobError::request("invalid_image", error.to_string())
+    JobError::new(ErrorCode::InvalidImage, error.to_string())
 }
 
 fn storage(error: StoreError) -> JobError {
-    JobError::server("storage", error.to_string())
+    JobError::new(ErrorCode::Storage, error.to_string())
 }
 
 /// Decodes a data URL or base64.
 pub(crate) fn decode(source: &str, role: &str) -> Result<Vec<u8>, JobError> {
-    let invalid = |what: &str| JobError::request("invalid_image", format!("{role}: {what}"));
+    let invalid = |what: &str| JobError::new(ErrorCode::InvalidImage, format!("{role}: {what}"));
     let text = match source.strip_prefix("data:") {
         Some(rest) => {
             rest.split_once(";base64,").ok_or_else(|| invalid("a data URL must be base64-encoded"))?.1

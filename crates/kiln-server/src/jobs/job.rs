@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use kiln_engine::Request;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::jobs::error::{JobError, read_error, write_error};
 use crate::jobs::priority::Priority;
+use crate::jobs::store::now;
 use crate::jobs::traces::TraceContext;
 
 /// The state of a job.
@@ -96,9 +98,9 @@ pub(crate) struct Job {
     /// How often it was started.
     #[serde(default)]
     pub(crate) attempts: u32,
-    /// Code and message of its last error.
-    #[serde(default)]
-    pub(crate) error: Option<(String, String)>,
+    /// Its last error.
+    #[serde(flatten, serialize_with = "write_error", deserialize_with = "read_error")]
+    pub(crate) error: Option<JobError>,
     /// Messages about it.
     #[serde(default)]
     pub(crate) notes: Vec<String>,
@@ -254,11 +256,16 @@ fn read_trace<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Trace
 pub(crate) struct JobEnd {
     pub(crate) id: String,
     pub(crate) state: JobState,
-    /// Error code and message.
-    pub(crate) error: Option<(String, String)>,
+    pub(crate) error: Option<JobError>,
     pub(crate) notes: Vec<String>,
     /// In milliseconds since 1970.
     pub(crate) finished: i64,
-    /// Whether the job may succeed on another machine: the server failed, not the request.
-    pub(crate) retry: bool,
+}
+
+impl JobEnd {
+    /// The end of a job that failed or was cancelled before it could run.
+    pub(crate) fn unstarted(id: &str, error: JobError) -> JobEnd {
+        let state = if error.is_cancelled() { JobState::Cancelled } else { JobState::Failed };
+        JobEnd { id: id.to_owned(), state, error: Some(error), notes: Vec::new(), finished: now() }
+    }
 }

@@ -1,8 +1,9 @@
 //! Limits on requests, and the check of a request against them.
 
-use kiln_engine::{LoraRef, Request, ScheduleKind};
+use kiln_engine::{Field, LoraRef, Request, check_range, check_request, text};
 
-use crate::jobs::generator::{Catalogue, JobError, name};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::generator::{Catalogue, name};
 
 /// Limits on requests and connections.
 #[derive(Clone, Debug)]
@@ -81,41 +82,35 @@ impl Default for Limits {
 
 /// The factors that images can be upscaled by.
 pub(crate) const UPSCALE_FACTORS: [u32; 2] = [2, 4];
-
-fn invalid(param: &'static str, message: impl Into<String>) -> JobError {
-    JobError::request("invalid_value", message).param(param)
-}
+/// Largest weight of a LoRA, largest guidance and largest exponent of a schedule.
+const MAX_FACTOR: f32 = 100.0;
 
 impl Limits {
     /// Checks the values and names of a request. Its input images are checked when they are read.
     pub fn check(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
         self.check_texts(request)?;
-        let numbers = [
-            ("steps", request.steps, 1, self.steps),
-            ("width", request.width, 16, self.side),
-            ("height", request.height, 16, self.side),
-            ("max_tokens", request.max_tokens, 1, self.tokens),
-            ("mask_padding", request.mask_padding, 0, self.side),
-            ("tile_size", request.tile_size, 64, 2048),
-            ("output_compression", request.output_compression.map(u32::from), 0, 100),
-        ];
-        for (name, number, min, max) in numbers {
-            if let Some(found) = number.filter(|n| *n < min || *n > max) {
-                return Err(invalid(name, format!("{name} must be between {min} and {max}, found {found}")));
-            }
-        }
+        let check = || {
+            check_request(request)?;
+            check_range(Field::Steps, request.steps, 1..=self.steps)?;
+            check_range(Field::Width, request.width, 16..=self.side)?;
+            check_range(Field::Height, request.height, 16..=self.side)?;
+            check_range(Field::MaxTokens, request.max_tokens, 1..=self.tokens)?;
+            check_range(Field::MaskPadding, request.mask_padding, 0..=self.side)?;
+            check_range(Field::Guidance, request.guidance, 0.0..=MAX_FACTOR)?;
+            check_range(Field::Rho, request.rho, 0.01..=MAX_FACTOR)
+        };
+        check().map_err(|error| JobError::explained(&error))?;
         if let (Some(width), Some(height)) = (request.width, request.height) {
             self.check_size(width, height)?;
         }
-        if request.guidance.is_some_and(|g| !(0.0..=100.0).contains(&g)) {
-            return Err(invalid("guidance", "guidance must be between 0 and 100"));
+        let counts = [
+            (Field::Sigmas, request.sigmas.len(), self.steps as usize, "values"),
+            (Field::References, request.images().count(), self.references, "input images"),
+            (Field::Loras, request.loras.len(), self.loras, "LoRAs"),
+        ];
+        if let Some((field, count, max, what)) = counts.into_iter().find(|(_, count, max, _)| count > max) {
+            return Err(JobError::value(text![field, format!(": found {count} {what}, the limit is {max}")]));
         }
-        if let Some(found) = request.cache.filter(|threshold| !(0.0..=1.0).contains(threshold)) {
-            return Err(invalid("cache", format!("cache must be between 0 and 1, found {found}")));
-        }
-        self.check_schedule(request)?;
-        self.check_inputs(request)?;
-        Self::check_upscale(request)?;
         self.check_names(request, catalogue)
     }
 
@@ -127,146 +122,53 @@ impl Limits {
         }
         let message =
             format!("size {width}x{height} is too large: the limit is {pixels} pixels, {side} a side");
-        Err(invalid("size", message))
+        Err(JobError::new(ErrorCode::InvalidValue, message).param("size"))
     }
 
-    /// Checks the prompts and the number of images.
+    /// Checks the texts, the number of images, and that the request names no files of the server.
     pub(crate) fn check_texts(&self, request: &Request) -> Result<(), JobError> {
-        self.check_prompts(request)?;
-        self.check_image_count(request)
-    }
-
-    fn check_prompts(&self, request: &Request) -> Result<(), JobError> {
         let texts = [
-            ("prompt", &request.prompts),
-            ("negative_prompt", &request.negative_prompts),
-            ("original_prompt", &request.original_prompts),
+            (Field::Prompt, &request.prompts),
+            (Field::NegativePrompt, &request.negative_prompts),
+            (Field::OriginalPrompt, &request.original_prompts),
         ];
-        for (name, texts) in texts {
+        for (field, texts) in texts {
             if let Some(bytes) = texts.iter().map(String::len).find(|bytes| *bytes > self.prompt) {
-                let message = format!("{name} has {bytes} bytes, the limit is {}", self.prompt);
-                return Err(JobError::request("prompt_too_long", message).param(name));
+                let message = format!("{} has {bytes} bytes, the limit is {}", field.name(), self.prompt);
+                return Err(JobError::new(ErrorCode::PromptTooLong, message).param(field.name()));
             }
-        }
-        if request.prompts.is_empty() && request.upscale.is_none() {
-            return Err(JobError::request("invalid_request", "prompt is missing").param("prompt"));
         }
         if request.prompts.iter().any(|prompt| prompt.trim().is_empty()) {
-            return Err(invalid("prompt", "prompt is empty"));
+            return Err(JobError::value(text![Field::Prompt, " is empty"]));
         }
-        let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
-        if negatives > 1 && negatives != prompts.max(1) {
-            return Err(invalid(
-                "negative_prompt",
-                format!(
-                    "found {negatives} values of negative_prompt for {prompts} prompts, expected one for all or one per prompt"
-                ),
-            ));
-        }
-        let originals = request.original_prompts.len();
+        let (originals, prompts) = (request.original_prompts.len(), request.prompts.len());
         if originals != 0 && originals != prompts {
-            let message = format!("found {originals} values of original_prompt for {prompts} prompts");
-            return Err(invalid("original_prompt", message));
+            let counts = format!(" for {prompts} prompts");
+            return Err(JobError::value(text![
+                format!("found {originals} values of "),
+                Field::OriginalPrompt,
+                counts
+            ]));
         }
         let local_only = [
-            ("embeds", request.embeds.is_some()),
-            ("noise", request.noise.is_some()),
-            ("lora_partial", request.lora_partial),
+            (Field::Embeds, request.embeds.is_some()),
+            (Field::Noise, request.noise.is_some()),
+            (Field::LoraPartial, request.lora_partial),
         ];
-        match local_only.iter().find(|(_, given)| *given) {
-            Some((name, _)) => {
-                Err(invalid(name, format!("{name} is not supported over HTTP: it needs files on the server")))
-            }
-            None => Ok(()),
+        if let Some((field, _)) = local_only.iter().find(|(_, given)| *given) {
+            let name = field.name();
+            let message = format!("{name} is not supported over HTTP: it needs files on the server");
+            return Err(JobError::new(ErrorCode::InvalidValue, message).param(name));
         }
-    }
-
-    /// Checks the number of images, and that the seeds match it.
-    fn check_image_count(&self, request: &Request) -> Result<(), JobError> {
         let max = self.images;
-        if let Some(n) = request.n.filter(|n| *n < 1 || *n > max) {
-            return Err(invalid("n", format!("n must be between 1 and {max}, found {n}")));
+        check_range(Field::N, request.n, 1..=max).map_err(|error| JobError::explained(&error))?;
+        match request.image_count() {
+            count if count > max as usize => {
+                let counts = format!(": the request asks for {count} images, the limit is {max}");
+                Err(JobError::value(text![Field::N, counts]))
+            }
+            _ => Ok(()),
         }
-        let images = request.image_count();
-        if images > max as usize {
-            return Err(invalid("n", format!("the request asks for {images} images, the limit is {max}")));
-        }
-        let (seeds, prompts) = (request.seed.len(), request.prompts.len());
-        if seeds > 1 && (seeds != images || !images.is_multiple_of(prompts.max(1))) {
-            return Err(invalid(
-                "seed",
-                format!(
-                    "found {seeds} values of seed for {images} images of {prompts} prompts, expected one for all or one per image"
-                ),
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_schedule(&self, request: &Request) -> Result<(), JobError> {
-        if request.sigmas.len() > self.steps as usize {
-            return Err(invalid(
-                "sigmas",
-                format!("sigmas has {} values, the limit is {}", request.sigmas.len(), self.steps),
-            ));
-        }
-        // `contains` is false for NaN.
-        if request.sigmas.iter().any(|sigma| !(0.0..=1.0).contains(sigma)) {
-            return Err(invalid("sigmas", "sigmas must be between 0 and 1"));
-        }
-        if request.rho.is_some_and(|rho| !(0.01..=100.0).contains(&rho)) {
-            return Err(invalid("rho", "rho must be between 0.01 and 100"));
-        }
-        if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-            return Err(invalid("rho", "rho requires schedule `power`"));
-        }
-        Ok(())
-    }
-
-    fn check_inputs(&self, request: &Request) -> Result<(), JobError> {
-        if request.strength.is_some_and(|s| !(0.0..=1.0).contains(&s)) {
-            return Err(invalid("strength", "strength must be between 0 and 1"));
-        }
-        if request.images().count() > self.references {
-            return Err(invalid(
-                "references",
-                format!("the request has too many input images, the limit is {}", self.references),
-            ));
-        }
-        if request.init.is_none() && (request.mask.is_some() || request.strength.is_some()) {
-            return Err(invalid("init", "mask and strength require an initial image (`init`)"));
-        }
-        if request.mask.is_none() && request.mask_padding.is_some() {
-            return Err(invalid("mask_padding", "mask_padding requires a mask"));
-        }
-        Ok(())
-    }
-
-    /// Checks the fields of upscaling. The size of the result is checked when the image is read.
-    fn check_upscale(request: &Request) -> Result<(), JobError> {
-        let Some(scale) = request.upscale else {
-            return match request.tile_size {
-                Some(_) => Err(invalid("tile_size", "tile_size requires `upscale`")),
-                None => Ok(()),
-            };
-        };
-        if !UPSCALE_FACTORS.contains(&scale) {
-            return Err(invalid("upscale", format!("upscale must be 2 or 4, found {scale}")));
-        }
-        if request.init.is_none() {
-            return Err(invalid("init", "upscale requires an image (`init`)"));
-        }
-        if request.mask.is_some()
-            || request.width.is_some()
-            || request.height.is_some()
-            || !request.sigmas.is_empty()
-        {
-            return Err(invalid("upscale", "upscale can't be combined with mask, width, height or sigmas"));
-        }
-        if request.strength == Some(0.0) {
-            return Err(invalid("strength", "strength must be above 0 to upscale"));
-        }
-        Ok(())
     }
 
     /// Refuses to upscale an image of so many pixels to more than allowed.
@@ -276,7 +178,7 @@ impl Limits {
             return Ok(());
         }
         let message = format!("upscaled by {scale} the image has {pixels} pixels, the limit is {max}");
-        Err(JobError::request("image_too_large", message).param("upscale"))
+        Err(JobError::new(ErrorCode::ImageTooLarge, message).param("upscale"))
     }
 
     /// Checks that a model is in the catalogue, or an alias of one.
@@ -288,35 +190,35 @@ impl Limits {
     ) -> Result<(), JobError> {
         let models = catalogue.models().into_iter().map(|model| model.name);
         let aliases = aliases.iter().map(|(alias, _)| alias.clone());
-        check_known("model", "model", "model_not_found", model, &models.chain(aliases).collect::<Vec<_>>())
+        check_known(
+            "model",
+            "model",
+            ErrorCode::ModelNotFound,
+            model,
+            &models.chain(aliases).collect::<Vec<_>>(),
+        )
     }
 
     /// Checks that models, VAEs and LoRAs are in the catalogue. So a name can't lead out of a folder.
     fn check_names(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
-        if request.loras.len() > self.loras {
-            return Err(invalid(
-                "loras",
-                format!("the request has {} LoRAs, the limit is {}", request.loras.len(), self.loras),
-            ));
-        }
         if let Some(model) = &request.model {
             let models = catalogue.models().into_iter().map(|model| model.name).collect::<Vec<_>>();
-            check_known("model", "model", "model_not_found", name(model), &models)?;
+            check_known("model", "model", ErrorCode::ModelNotFound, name(model), &models)?;
         }
         if let Some(vae) = &request.vae {
-            check_known("vae", "VAE", "vae_not_found", name(&vae.path), &catalogue.vaes())?;
+            check_known("vae", "VAE", ErrorCode::VaeNotFound, name(&vae.path), &catalogue.vaes())?;
         }
         if request.loras.is_empty() {
             return Ok(());
         }
         let loras = catalogue.loras();
         for LoraRef { path, weight, .. } in &request.loras {
-            check_known("loras", "LoRA", "lora_not_found", name(path), &loras)?;
-            if !weight.is_finite() || weight.abs() > 100.0 {
-                return Err(invalid(
-                    "loras",
-                    format!("the weight of LoRA `{}` must be between -100 and 100", name(path)),
-                ));
+            check_known("loras", "LoRA", ErrorCode::LoraNotFound, name(path), &loras)?;
+            if weight.abs() > MAX_FACTOR {
+                let name = name(path);
+                let range =
+                    format!(": the weight of `{name}` must be between -{MAX_FACTOR} and {MAX_FACTOR}");
+                return Err(JobError::value(text![Field::Loras, range]));
             }
         }
         Ok(())
@@ -326,7 +228,7 @@ impl Limits {
 fn check_known(
     param: &'static str,
     what: &str,
-    code: &'static str,
+    code: ErrorCode,
     name: &str,
     known: &[String],
 ) -> Result<(), JobError> {
@@ -336,11 +238,13 @@ fn check_known(
     // The name comes from the client: limit its length.
     let name: String = name.chars().take(80).collect();
     let available = if known.is_empty() { "none".into() } else { known.join(", ") };
-    Err(JobError::request(code, format!("{what} `{name}` not found; available: {available}")).param(param))
+    Err(JobError::new(code, format!("{what} `{name}` not found; available: {available}")).param(param))
 }
 
 #[cfg(test)]
 mod tests {
+    use kiln_engine::ScheduleKind;
+
     use super::*;
     use crate::jobs::generator::ModelInfo;
 
@@ -378,7 +282,7 @@ mod tests {
     }
 
     fn check(request: &Request) -> Option<(&'static str, String)> {
-        Limits::default().check(request, &TestCatalogue).err().map(|error| (error.code, error.message))
+        Limits::default().check(request, &TestCatalogue).err().map(|error| (error.code.name(), error.message))
     }
 
     #[test]
@@ -387,8 +291,8 @@ mod tests {
             ("prompt", Request::new("   ")),
             ("prompt", Request { prompts: vec!["a".into(), String::new()], ..fox() }),
             ("negative_prompt", Request { negative_prompts: vec!["a".into(); 2], ..prompts(3) }),
-            ("n must", Request { n: Some(0), ..fox() }),
-            ("n must", Request { n: Some(11), ..fox() }),
+            ("\"n\" must", Request { n: Some(0), ..fox() }),
+            ("\"n\" must", Request { n: Some(11), ..fox() }),
             ("images", Request { n: Some(4), ..prompts(3) }),
             ("images", prompts(11)),
             ("images", Request { seed: (0..11).collect(), ..fox() }),
@@ -412,9 +316,9 @@ mod tests {
             ("strength", Request { strength: Some(0.5), ..fox() }),
             ("strength", Request { init: Some("a".into()), strength: Some(1.5), ..fox() }),
             ("mask_padding", Request { init: Some("a".into()), mask_padding: Some(8), ..fox() }),
-            ("images", Request { references: vec!["a".into(); 11], ..fox() }),
-            ("upscale must", Request { init: Some("a".into()), upscale: Some(3), ..fox() }),
-            ("requires an image", Request { upscale: Some(2), ..fox() }),
+            ("input images", Request { references: vec!["a".into(); 11], ..fox() }),
+            ("\"upscale\" must", Request { init: Some("a".into()), upscale: Some(3), ..fox() }),
+            ("needs \"init\"", Request { upscale: Some(2), ..fox() }),
             ("combined", Request { init: Some("a".into()), upscale: Some(2), width: Some(64), ..fox() }),
             ("strength", Request { init: Some("a".into()), upscale: Some(2), strength: Some(0.0), ..fox() }),
             ("tile_size", Request { tile_size: Some(256), ..fox() }),
@@ -429,7 +333,14 @@ mod tests {
             assert!(message.contains(word), "{message}");
         }
         assert_eq!(check(&Request::new("a".repeat(8001))).unwrap().0, "prompt_too_long");
-        assert_eq!(check(&Request::default()).unwrap().0, "invalid_request");
+        assert_eq!(
+            check(&Request::default()).unwrap(),
+            (
+                "invalid_value",
+                "\"prompt\" is missing; describe the image: \"prompt\": \"a red apple on a blue background\""
+                    .into()
+            )
+        );
     }
 
     #[test]
@@ -461,7 +372,8 @@ mod tests {
         for name in ["../ember", "/etc/passwd", "ember/", "./ember", "EMBER", "", "ember\0", "C:\\ember"] {
             let request = Request { model: Some(name.into()), ..fox() };
             assert_eq!(code(request), Some("model_not_found"));
-            assert_eq!(code(Request { vae: Some(name.into()), ..fox() }), Some("vae_not_found"));
+            let vae = if name.is_empty() { "invalid_value" } else { "vae_not_found" };
+            assert_eq!(code(Request { vae: Some(name.into()), ..fox() }), Some(vae));
             let loras = vec![lora(name, 1.0)];
             assert_eq!(code(Request { loras, ..fox() }), Some("lora_not_found"));
         }

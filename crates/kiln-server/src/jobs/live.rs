@@ -11,7 +11,7 @@ use kiln_engine::{Phase, Progress};
 use kiln_image::RgbImage;
 use tokio::sync::watch;
 
-use crate::jobs::generator::JobError;
+use crate::jobs::error::JobError;
 use crate::jobs::job::{Job, JobState};
 use crate::jobs::store::{ImageRow, now};
 

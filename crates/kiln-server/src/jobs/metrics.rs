@@ -9,6 +9,7 @@ use std::time::Duration;
 use kiln_base::lock;
 use kiln_engine::{Phase, StepCounts};
 
+use crate::jobs::error::ErrorCode;
 use crate::jobs::generator::LoadedModel;
 use crate::jobs::job::JobState;
 
@@ -50,7 +51,7 @@ struct Counters {
     responses: BTreeMap<String, Histogram>,
     phases: BTreeMap<&'static str, Histogram>,
     jobs: BTreeMap<&'static str, u64>,
-    errors: BTreeMap<String, u64>,
+    errors: BTreeMap<&'static str, u64>,
     refused: u64,
     images: u64,
     /// Images by batch size.
@@ -98,11 +99,11 @@ impl Metrics {
     }
 
     /// Counts an ended job that took this long for `cost` units of work.
-    pub(crate) fn job(&self, state: JobState, code: Option<&str>, took: Duration, cost: f64) {
+    pub(crate) fn job(&self, state: JobState, code: Option<ErrorCode>, took: Duration, cost: f64) {
         self.with(|c| {
             *c.jobs.entry(state.name()).or_default() += 1;
             if let Some(code) = code {
-                *c.errors.entry(code.to_owned()).or_default() += 1;
+                *c.errors.entry(code.name()).or_default() += 1;
             }
             if state == JobState::Done {
                 let each = took.as_secs_f64() / cost;
@@ -285,7 +286,7 @@ mod tests {
         metrics.batch(1, 3);
         metrics.batch(2, 3);
         metrics.job(JobState::Done, None, Duration::from_secs(2), 1.0);
-        metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO, 1.0);
+        metrics.job(JobState::Failed, Some(ErrorCode::Panicked), Duration::ZERO, 1.0);
         let model = LoadedModel {
             name: "a \"b\"".into(),
             device: "cpu".into(),

@@ -9,6 +9,7 @@ mod decode_budget;
 mod decoded_cache;
 pub(crate) mod downloads;
 mod ends;
+pub(crate) mod error;
 mod explained;
 pub(crate) mod fair_queue;
 pub(crate) mod generator;
@@ -46,7 +47,8 @@ use tokio::sync::watch;
 use crate::jobs::decode_budget::DecodeBudget;
 use crate::jobs::decoded_cache::DecodedCache;
 use crate::jobs::ends::UnrecordedEnds;
-use crate::jobs::generator::{Catalogue, JobError, LoadedModel, name};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::generator::{Catalogue, LoadedModel, name};
 use crate::jobs::health::Health;
 use crate::jobs::job::Job;
 use crate::jobs::limits::Limits;
@@ -256,7 +258,7 @@ impl Jobs {
 }
 
 pub(crate) fn stopping_error() -> JobError {
-    JobError::server("shutting_down", "the server is stopping")
+    JobError::new(ErrorCode::ShuttingDown, "the server is stopping")
 }
 
 /// A place in the queue that a job of this client takes as long as it is being recorded.

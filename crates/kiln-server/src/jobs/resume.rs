@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::jobs::attempts::Attempts;
-use crate::jobs::generator::JobError;
-use crate::jobs::job::{Job, JobEnd, JobState};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::job::{Job, JobEnd};
 use crate::jobs::live::LiveJob;
-use crate::jobs::store::{StoreError, now};
+use crate::jobs::store::StoreError;
 
 /// A job during which the process died this often fails instead of being retried.
 const MAX_ATTEMPTS: u32 = 2;
@@ -16,15 +16,8 @@ impl Attempts {
     pub(crate) fn resume_unfinished(&self) -> Result<(), StoreError> {
         for job in self.store.unfinished()? {
             if let Some(error) = resume_error(&job) {
-                tracing::warn!(job = job.id, error.code, error.message, "job not resumed");
-                self.store.finish(&JobEnd {
-                    id: job.id,
-                    state: JobState::Failed,
-                    error: Some((error.code.into(), error.message)),
-                    notes: job.notes,
-                    finished: now(),
-                    retry: false,
-                })?;
+                tracing::warn!(job = job.id, code = error.code.name(), error.message, "job not resumed");
+                self.store.finish(&JobEnd { notes: job.notes, ..JobEnd::unstarted(&job.id, error) })?;
                 continue;
             }
             tracing::info!(job = job.id, "job resumed");
@@ -38,10 +31,10 @@ impl Attempts {
 
 /// Why a job that an earlier process left unfinished can't be resumed.
 fn resume_error(job: &Job) -> Option<JobError> {
-    let interrupted = |message: &str| Some(JobError::server("interrupted", message));
+    let interrupted = |message: &str| Some(JobError::new(ErrorCode::Interrupted, message));
     if let Some(reason) = &job.unreadable {
-        return Some(JobError::server(
-            "unreadable_job",
+        return Some(JobError::new(
+            ErrorCode::UnreadableJob,
             format!("the stored request can't be read: {reason}"),
         ));
     }

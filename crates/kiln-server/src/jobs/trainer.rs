@@ -1,12 +1,12 @@
 //! What the program around the server implements to train LoRAs.
 
+use crate::jobs::error::JobError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 
-use crate::jobs::generator::JobError;
 pub use crate::jobs::trainings::TrainingProgress;
 
 /// A model that LoRAs can be trained on.

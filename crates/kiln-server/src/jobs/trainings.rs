@@ -29,7 +29,7 @@ pub(crate) use training::{Training, TrainingSnapshot, TrainingState, thin};
 
 use crate::jobs::Jobs;
 use crate::jobs::caller::Caller;
-use crate::jobs::generator::JobError;
+use crate::jobs::error::JobError;
 use crate::jobs::trainer::Trainer;
 
 /// The trainings of a server, and what runs them.

@@ -17,7 +17,8 @@ use kiln_base::lock;
 
 use crate::jobs::attempt::JobAttempt;
 use crate::jobs::attempts::Attempts;
-use crate::jobs::generator::{Generator, JobError, JobInputs, JobSink, Task};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::generator::{Generator, JobInputs, JobSink, Task};
 use crate::jobs::live::LiveJob;
 use crate::jobs::queue::GroupEvent;
 
@@ -116,7 +117,7 @@ fn reset<G: Generator>(generator: &G) {
 }
 
 fn panic_error(what: &str, panic: &(dyn std::any::Any + Send)) -> JobError {
-    JobError::server("panicked", format!("{what} panicked: {}", panic_message(panic)))
+    JobError::new(ErrorCode::Panicked, format!("{what} panicked: {}", panic_message(panic)))
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -225,13 +226,14 @@ impl<G: Generator> Planner<G> {
             return None;
         }
         let started = attempts.ledger().start(&live.id);
-        let plan = started.map_err(|error| JobError::server("storage", error.to_string())).and_then(|()| {
-            let inputs = JobInputs { request: &live.request, source: attempts.jobs() };
-            catch_unwind(AssertUnwindSafe(|| self.generators[0].plan(&inputs))).unwrap_or_else(|panic| {
-                attempts.metrics.panicked();
-                Err(panic_error("planning", &*panic))
-            })
-        });
+        let plan =
+            started.map_err(|error| JobError::new(ErrorCode::Storage, error.to_string())).and_then(|()| {
+                let inputs = JobInputs { request: &live.request, source: attempts.jobs() };
+                catch_unwind(AssertUnwindSafe(|| self.generators[0].plan(&inputs))).unwrap_or_else(|panic| {
+                    attempts.metrics.panicked();
+                    Err(panic_error("planning", &*panic))
+                })
+            });
         attempts.release_inputs(live);
         match plan {
             Ok(plan) => Some(PlannedJob { plan, attempt }),

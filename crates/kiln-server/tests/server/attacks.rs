@@ -187,7 +187,7 @@ async fn wildcards_are_checked_before_they_multiply() {
     let submit = async |job| server.post("/v1/jobs?wildcards=true", job).await;
     // Each of the images would get a prompt of its own.
     let answer = submit(json!({ "prompt": "{a|b}", "n": 100_000 })).await.expect_error(400, "invalid_value");
-    assert!(answer.text().contains("n must be between"), "{}", answer.text());
+    assert!(answer.text().contains("\\\"n\\\" must be between"), "{}", answer.text());
     submit(json!({ "prompt": "{".repeat(9000) })).await.expect_error(400, "prompt_too_long");
     submit(json!({ "prompt": "{".repeat(8000) })).await.ok();
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kiln_server::{
-    JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles, TrainingProgress,
-    TrainingStep, TrainingTask,
+    ErrorCode, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
+    TrainingProgress, TrainingStep, TrainingTask,
 };
 use kiln_train::{Preset, TrainRequest};
 
@@ -54,8 +54,8 @@ impl Trainer for FakeTrainer {
         let captions = files.iter().filter(|path| path.extension().unwrap() == "txt").count();
         let examples = files.len() - captions;
         if captions < examples && task.request.trigger.is_none() {
-            return Err(JobError::request(
-                "unusable",
+            return Err(JobError::new(
+                ErrorCode::Unusable,
                 format!("{} images have no caption", examples - captions),
             ));
         }
@@ -70,7 +70,7 @@ impl Trainer for FakeTrainer {
 
     fn train(&self, task: TrainingTask<'_>, progress: &TrainingProgress) -> Result<TrainingEnd, JobError> {
         let name = task.request.output.to_str().unwrap();
-        fs::create_dir_all(task.folder).map_err(|e| JobError::server("storage", e.to_string()))?;
+        fs::create_dir_all(task.folder).map_err(|e| JobError::new(ErrorCode::Storage, e.to_string()))?;
         let state = task.folder.join("state");
         let first: u64 = fs::read_to_string(&state).map_or(0, |text| text.parse().unwrap());
         self.events.lock().unwrap().push(format!("train {name} from {first}"));
@@ -91,7 +91,10 @@ impl Trainer for FakeTrainer {
             std::thread::sleep(Duration::from_millis(if name == "slow" { 5 } else { 1 }));
             match name {
                 "fail" if step == 5 => {
-                    return Err(JobError::server("training_failed", "the loss of step 5 is not a number"));
+                    return Err(JobError::new(
+                        ErrorCode::TrainingFailed,
+                        "the loss of step 5 is not a number",
+                    ));
                 }
                 "panic" => panic!("on purpose"),
                 _ => {}

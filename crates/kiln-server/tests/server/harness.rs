@@ -11,8 +11,8 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest, StepCounts};
 use kiln_image::{Format, RgbImage};
 use kiln_server::{
-    Catalogue, Config, DownloadLicence, DownloadableModel, FinishedImage, Generator, InputImage, JobError,
-    JobInputs, JobSink, LoraInfo, ModelInfo, Server, StoreError, Task, router,
+    Catalogue, Config, DownloadLicence, DownloadableModel, ErrorCode, FinishedImage, Generator, InputImage,
+    JobError, JobInputs, JobSink, LoraInfo, ModelInfo, Server, StoreError, Task, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -73,7 +73,7 @@ impl Catalogue for TestCatalogue {
                 }
                 Err(JobError::cancelled())
             }
-            "broken" => Err(JobError::server("download_failed", "the hub is gone")),
+            "broken" => Err(JobError::new(ErrorCode::DownloadFailed, "the hub is gone")),
             _ => {
                 on_progress(100, 100);
                 Ok(())
@@ -91,7 +91,7 @@ impl Catalogue for TestCatalogue {
         let widths = request.references.iter().map(|file| Ok(job.image(file)?.image.width().to_string()));
         let widths = widths.collect::<Result<Vec<_>, JobError>>()?.join(", ");
         match request.prompts[0].as_str() {
-            "busy" => Err(JobError::server("busy", "another prompt is being rewritten")),
+            "busy" => Err(JobError::new(ErrorCode::Busy, "another prompt is being rewritten")),
             "endless" => {
                 while !cancelled() {
                     std::thread::sleep(Duration::from_millis(2));
@@ -166,9 +166,9 @@ impl Generator for TestGenerator {
 fn generate(request: &JobRequest, sink: &dyn JobSink) -> Result<(), JobError> {
     match request.prompts[0].as_str() {
         "panic" => panic!("on purpose"),
-        "fail" => return Err(JobError::server("generation_failed", "the GPU is on fire")),
+        "fail" => return Err(JobError::new(ErrorCode::GenerationFailed, "the GPU is on fire")),
         "note" => sink.note("adjusted"),
-        "refuse" => return Err(JobError::request("invalid_request", "not that")),
+        "refuse" => return Err(JobError::new(ErrorCode::InvalidRequest, "not that")),
         _ => {}
     }
     let (width, height) = (request.width.unwrap_or(64), request.height.unwrap_or(64));

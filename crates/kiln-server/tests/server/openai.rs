@@ -146,7 +146,7 @@ async fn models_are_listed_in_openais_format() {
 async fn invalid_requests_get_errors_in_openais_format() {
     let server = TestServer::new();
     let wrong = [
-        (json!({}), 400, "invalid_request"),
+        (json!({}), 400, "invalid_value"),
         (json!({ "prompt": 7 }), 400, "invalid_request"),
         (json!({ "prompt": "a", "size": "big" }), 400, "invalid_request"),
         (json!({ "prompt": "a", "size": "99999x16" }), 400, "invalid_value"),

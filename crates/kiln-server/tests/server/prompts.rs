@@ -29,8 +29,8 @@ async fn prompts_that_cant_be_rewritten_are_refused() {
     let rewrite = async |body| server.post("/v1/prompts/upsample", body).await;
     rewrite(json!({ "prompt": "busy" })).await.expect_error(503, "busy");
     rewrite(json!({ "prompt": " " })).await.expect_error(400, "invalid_value");
-    rewrite(json!({ "prompt": "a", "temperature": 0 })).await.expect_error(400, "invalid_request");
-    rewrite(json!({ "prompt": "a", "temperature": 9 })).await.expect_error(400, "invalid_request");
+    rewrite(json!({ "prompt": "a", "temperature": 0 })).await.expect_error(400, "invalid_value");
+    rewrite(json!({ "prompt": "a", "temperature": 9 })).await.expect_error(400, "invalid_value");
     rewrite(json!({ "prompt": "a", "model": "none" })).await.expect_error(404, "model_not_found");
     rewrite(json!({ "prompt": "a", "references": ["input:none"] }))
         .await

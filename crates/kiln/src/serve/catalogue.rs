@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kiln_base::lock;
 use kiln_catalog::{ModelLocation, ember};
 use kiln_engine::Model;
-use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, ModelInfo};
+use kiln_server::{Catalogue, DownloadableModel, ErrorCode, JobError, JobInputs, LoraInfo, ModelInfo};
 
 use super::generator::job_error;
 use super::upsample::PromptUpsampling;
@@ -118,7 +118,7 @@ impl ModelCatalogue {
 
     /// Opens the model of this name, or the default one.
     pub fn open(&self, name: Option<&str>) -> Result<Arc<Model>, JobError> {
-        let missing = || JobError::request("model_not_found", "the model no longer exists");
+        let missing = || JobError::new(ErrorCode::ModelNotFound, "the model no longer exists");
         let location = self.find(name).ok_or_else(missing)?;
         let mut models = lock(&self.models);
         if let Some(model) = models.get(&model_key(&location)) {

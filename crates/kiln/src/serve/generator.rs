@@ -11,7 +11,7 @@ use kiln_engine::{
 };
 use kiln_engine::{ProgressTracker, Task as EngineTask};
 use kiln_image::RgbImage;
-use kiln_server::{ErrorKind, FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
+use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
 
 use super::catalogue::ModelCatalogue;
 use super::turn::DeviceLock;
@@ -229,7 +229,7 @@ impl Sink for JobSinkAdapter {
 /// Turns an error into the one that the server's clients see. The log has the whole message, with the server's folders.
 pub(super) fn job_error(error: &impl Explain) -> JobError {
     let seen = JobError::explained(error);
-    if seen.kind == ErrorKind::Server {
+    if seen.is_of_server() {
         tracing::error!("{error}");
     }
     seen

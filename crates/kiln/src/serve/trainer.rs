@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kiln_catalog::{ModelLocation, ember};
 use kiln_engine::{ComponentPaths, Device, Explain, Model, Session, Settings};
 use kiln_server::{
-    Catalogue as _, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
+    Catalogue as _, ErrorCode, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
     TrainingProgress, TrainingTask,
 };
 use kiln_train::{Log, PreparedTraining, Preset, RunFiles, TrainRequest, check_variant, distilled_name};
@@ -63,7 +63,7 @@ impl ServerTrainer {
             let (model, location) = opened.map_err(|error| job_error(&error))?;
             return Ok((location, Arc::new(model)));
         }
-        let missing = || JobError::request("model_not_found", "the model no longer exists");
+        let missing = || JobError::new(ErrorCode::ModelNotFound, "the model no longer exists");
         Ok((self.models.find(Some(name)).ok_or_else(missing)?, self.models.open(Some(name))?))
     }
 
@@ -95,7 +95,7 @@ impl ServerTrainer {
         };
         let machine = self.machine.settings().map_err(|error| {
             tracing::error!("{error}");
-            JobError::server("training_failed", error.message)
+            JobError::new(ErrorCode::TrainingFailed, error.message)
         })?;
         let prepare = || {
             let machine = Settings { text_cache: cache::texts()?, ..machine };
@@ -157,8 +157,9 @@ impl Trainer for ServerTrainer {
             return Ok(TrainingEnd::Stopped);
         }
         self.sessions.iter().for_each(|session| session.reset());
-        std::fs::create_dir_all(task.folder)
-            .map_err(|error| JobError::server("storage", format!("can't write the training: {error}")))?;
+        std::fs::create_dir_all(task.folder).map_err(|error| {
+            JobError::new(ErrorCode::Storage, format!("can't write the training: {error}"))
+        })?;
         let resume = RunFiles::new(&task.folder.join(LORA)).state().is_file();
         let training = self.prepare(task, resume)?;
         let output = training.job.files.output.clone();
@@ -179,7 +180,7 @@ impl Trainer for ServerTrainer {
         let published = publish::publish(&output, &self.loras, &task.request.output.to_string_lossy());
         published.map(TrainingEnd::Done).map_err(|error| {
             tracing::error!(%error, "a LoRA can't be stored in `{}`", self.loras.display());
-            JobError::server("storage", format!("the LoRA can't be stored: {error}"))
+            JobError::new(ErrorCode::Storage, format!("the LoRA can't be stored: {error}"))
         })
     }
 

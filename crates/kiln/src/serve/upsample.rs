@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use kiln_engine::upsample::{self, PromptRewriter};
 use kiln_engine::{Model, Settings};
-use kiln_server::{JobError, JobInputs};
+use kiln_server::{ErrorCode, JobError, JobInputs};
 
 use super::catalogue::ModelCatalogue;
 use super::generator::{JobInputResolver, job_error};
@@ -54,7 +54,7 @@ impl PromptUpsampling {
         let is_local = self.source.upsample_url.is_none();
         // A language model takes all the memory that there is.
         let Some(_running) = Running::start(&self.running, if is_local { 1 } else { MAX_CONCURRENT }) else {
-            return Err(JobError::server("busy", "another prompt is being rewritten; try again later"));
+            return Err(JobError::new(ErrorCode::Busy, "another prompt is being rewritten; try again later"));
         };
         let mut request = job.request().clone();
         let model = models.open(request.model.as_deref().and_then(Path::to_str))?;
@@ -77,10 +77,14 @@ impl PromptUpsampling {
                 }
                 // The log has the address and the reason; they are not for clients.
                 tracing::error!("{}", error.message);
-                JobError::server("upsample_failed", "the chat service did not rewrite the prompt")
+                JobError::new(ErrorCode::UpsampleFailed, "the chat service did not rewrite the prompt")
             })?;
         }
-        request.prompts.into_iter().next().ok_or_else(|| JobError::server("upsample_failed", "no prompt"))
+        request
+            .prompts
+            .into_iter()
+            .next()
+            .ok_or_else(|| JobError::new(ErrorCode::UpsampleFailed, "no prompt"))
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use axum::http::StatusCode;
 use kiln_base::lock;
 use kiln_engine::Request;
 
 use super::error::ApiError;
 use crate::http::body_budget::BodyPermit;
 use crate::jobs::caller::Caller;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::intake::{AttachedJob, Intake, NewJob};
 use crate::jobs::job::Api;
 use crate::jobs::live::JobSnapshot;
@@ -29,7 +29,7 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<Api
         Some(result) => result.map_err(Into::into),
         None => {
             let message = "internal error: handling the request panicked";
-            Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "panicked", message))
+            Err(ApiError::new(ErrorCode::Panicked, message))
         }
     }
 }

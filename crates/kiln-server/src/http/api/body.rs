@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Frame;
@@ -17,6 +17,7 @@ use super::{Caller, run_blocking};
 use crate::Server;
 pub(crate) use crate::http::body_budget::BodyPermit;
 use crate::http::body_budget::{Refused, SMALL_BODY};
+use crate::jobs::error::ErrorCode;
 
 /// Maximum number of values in a JSON body.
 const MAX_VALUES: usize = 100_000;
@@ -35,7 +36,7 @@ impl RequestBody {
         let limit = server.config.limits.body;
         let too_large = || {
             let message = format!("the request body exceeds the limit of {limit} bytes");
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+            ApiError::new(ErrorCode::TooLarge, message)
         };
         let length = parts.headers.get(header::CONTENT_LENGTH);
         let length = length.and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
@@ -72,7 +73,7 @@ fn busy(refused: Refused) -> ApiError {
         Refused::ClientShare => "this client has too many large requests in progress; try again later",
         Refused::Full => "too many large requests in progress; try again later",
     };
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message).retry_after(BUSY_RETRY_SECONDS)
+    ApiError::new(ErrorCode::Busy, message).retry_after(BUSY_RETRY_SECONDS)
 }
 
 /// Ends a body that arrives too slowly: the rule applies to each interval of [`Config::io_timeout`](crate::Config), so
@@ -130,7 +131,7 @@ impl SpeedCheck {
 
 fn too_slow() -> ApiError {
     let message = "the request body did not arrive in time";
-    ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
+    ApiError::new(ErrorCode::TooSlow, message)
 }
 
 /// A JSON body and its memory permit.
@@ -144,7 +145,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Server> for Json<T> {
         // A foreign page can send other types without a CORS preflight.
         if media_type(&parts.headers) != "application/json" {
             let message = "expected content type application/json";
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
+            return Err(ApiError::new(ErrorCode::MediaType, message));
         }
         let body = RequestBody::read(server, &parts, body).await?;
         let body_is_small = body.bytes.len() <= SMALL_BODY;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{Method, StatusCode, Version, header};
+use axum::http::{Method, Version, header};
 
 use super::error::ApiError;
 use crate::http::auth::{Auth, Identity, is_same_origin};
@@ -14,6 +14,7 @@ use crate::http::connections::network;
 use crate::http::proxies::Origin;
 use crate::jobs::Jobs;
 use crate::jobs::caller::Caller;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::keys::Quotas;
 use crate::jobs::traces::TraceContext;
 
@@ -53,7 +54,7 @@ impl Caller {
         if self.admin {
             return Ok(());
         }
-        Err(ApiError::new(StatusCode::FORBIDDEN, "admin_only", "this needs a key that is marked `admin`"))
+        Err(ApiError::new(ErrorCode::AdminOnly, "this needs a key that is marked `admin`"))
     }
 
     /// The caller of a request, as the middleware found it.
@@ -104,7 +105,7 @@ pub(crate) fn identify(gate: &Gate, request: &Request) -> Result<Option<Caller>,
     let page = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
     if !is_same_origin(host, page, &gate.config.hosts) {
         let message = "cross-site request, or a host name this server doesn't accept";
-        return Err(Refusal::Error(ApiError::new(StatusCode::FORBIDDEN, "foreign", message)));
+        return Err(Refusal::Error(ApiError::new(ErrorCode::Foreign, message)));
     }
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     if reads && is_public(request.uri().path()) {
@@ -113,7 +114,7 @@ pub(crate) fn identify(gate: &Gate, request: &Request) -> Result<Option<Caller>,
     let address = network(origin.address);
     if Auth::carries_key(headers) && !gate.auth.wrong_keys.may_try(address) {
         let message = "too many wrong API keys from this address; try again later";
-        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
+        let error = ApiError::new(ErrorCode::TooManyAttempts, message);
         return Err(Refusal::Error(error.retry_after(WRONG_KEYS_RETRY_SECONDS)));
     }
     let identity = gate.auth.identify(headers, origin.secure);
@@ -128,7 +129,7 @@ pub(crate) fn identify(gate: &Gate, request: &Request) -> Result<Option<Caller>,
 /// The host that the client asks for: in the header, in the URI as HTTP/2 and clients of proxies have it, or the same in
 /// both. A proxy may have looked at another one than this server.
 fn host(request: &Request) -> Result<Option<&str>, ApiError> {
-    let refused = |message: &str| ApiError::new(StatusCode::BAD_REQUEST, "invalid_host", message);
+    let refused = |message: &str| ApiError::new(ErrorCode::InvalidHost, message);
     let in_uri = request.uri().authority().map(|authority| authority.as_str());
     let mut headers = request.headers().get_all(header::HOST).iter();
     let in_header = headers.next().map(|value| value.to_str().unwrap_or("?"));
@@ -159,5 +160,5 @@ pub(crate) fn is_public(path: &str) -> bool {
 
 pub(crate) fn unauthorized() -> ApiError {
     let message = "missing or wrong API key: send it as `Authorization: Bearer KEY`";
-    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    ApiError::new(ErrorCode::InvalidApiKey, message)
 }

@@ -10,6 +10,7 @@ use kiln_base::hex;
 use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
+use crate::jobs::error::ErrorCode;
 
 /// A strong validator: two files with the same tag have the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +113,7 @@ pub(crate) fn respond(
         Selection::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
         Selection::Unsatisfiable => {
             let message = format!("the file has {length} bytes; the range is outside of them");
-            let error = ApiError::new(StatusCode::RANGE_NOT_SATISFIABLE, "range", message);
+            let error = ApiError::new(ErrorCode::Range, message);
             let mut response = error.into_response();
             set(&mut response, header::CONTENT_RANGE, &format!("bytes */{length}"));
             return response;

@@ -10,6 +10,7 @@ use super::error::ApiError;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::jobs::downloads::Download;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::generator::{DownloadLicence, DownloadableModel};
 
 /// Downloads, and models that can be downloaded.
@@ -65,11 +66,11 @@ pub(crate) async fn start(
             let message = format!(
                 "`{model}` is under the {name} ({url}); read it and send `accept_license` to accept it"
             );
-            return Err(ApiError::new(StatusCode::FORBIDDEN, "license_not_accepted", message));
+            return Err(ApiError::new(ErrorCode::LicenseNotAccepted, message));
         }
         server.downloads.start(server.jobs(), &model).map_err(|running| {
             let message = format!("`{running}` is being downloaded; wait for it, or cancel it");
-            ApiError::new(StatusCode::CONFLICT, "busy", message)
+            ApiError::new(ErrorCode::Busy, message).with_status(StatusCode::CONFLICT)
         })?;
         Ok(DownloadList { data: server.downloads.all(), available })
     });

@@ -1,10 +1,12 @@
 //! Errors as clients see them: a status, a stable code and a message, in OpenAI's format.
 
+use std::borrow::Cow;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use crate::jobs::generator::{ErrorKind, JobError};
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::roles::SubmitError;
 use crate::jobs::store::StoreError;
 
@@ -40,38 +42,44 @@ pub struct ErrorDetail {
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
-    code: String,
+    code: ErrorCode,
     message: String,
-    param: Option<String>,
+    param: Option<Cow<'static, str>>,
     retry_after: Option<u64>,
 }
 
 impl ApiError {
-    pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> ApiError {
-        ApiError { status, code: code.into(), message: message.into(), param: None, retry_after: None }
+    pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> ApiError {
+        let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let retry_after = (code == ErrorCode::Busy).then_some(BUSY_RETRY_SECONDS);
+        ApiError { status, code, message: message.into(), param: None, retry_after }
+    }
+
+    /// Replaces the status that its code usually has.
+    pub(crate) fn with_status(mut self, status: StatusCode) -> ApiError {
+        self.status = status;
+        self
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+        ApiError::new(ErrorCode::InvalidRequest, message)
     }
 
     pub(crate) fn not_found(what: &str, id: &str) -> ApiError {
         let id: String = id.chars().take(80).collect();
-        ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("{what} `{id}` not found"))
+        ApiError::new(ErrorCode::NotFound, format!("{what} `{id}` not found"))
     }
 
     /// An error of a job under the code that OpenAI's clients know, where it has one.
     pub(crate) fn for_openai(error: JobError) -> ApiError {
         match error.code {
-            "image_refused" => {
-                ApiError::new(StatusCode::BAD_REQUEST, "content_policy_violation", error.message)
-            }
+            ErrorCode::ImageRefused => ApiError::new(ErrorCode::ContentPolicyViolation, error.message),
             _ => error.into(),
         }
     }
 
     /// Names the field of the request that is wrong.
-    pub(crate) fn param(mut self, name: &str) -> ApiError {
+    pub(crate) fn param(mut self, name: impl Into<Cow<'static, str>>) -> ApiError {
         self.param = Some(name.into());
         self
     }
@@ -91,8 +99,8 @@ impl ApiError {
         let error = ErrorDetail {
             message: self.message.clone(),
             kind: kind.into(),
-            param: self.param.clone(),
-            code: self.code.clone(),
+            param: self.param.as_deref().map(Into::into),
+            code: self.code.name().into(),
         };
         ErrorBody { error, detail: self.message.clone() }
     }
@@ -113,21 +121,7 @@ impl IntoResponse for ApiError {
 
 impl From<JobError> for ApiError {
     fn from(error: JobError) -> ApiError {
-        let status = match (error.kind, error.code) {
-            (_, "model_not_found" | "lora_not_found" | "vae_not_found" | "input_not_found") => {
-                StatusCode::NOT_FOUND
-            }
-            (ErrorKind::Request, "inputs_full") => StatusCode::PAYLOAD_TOO_LARGE,
-            (ErrorKind::Request, "trainings_full") => StatusCode::TOO_MANY_REQUESTS,
-            (ErrorKind::Request, _) => StatusCode::BAD_REQUEST,
-            (ErrorKind::Cancelled, _) => StatusCode::CONFLICT,
-            (ErrorKind::Server, "busy" | "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
-            (ErrorKind::Server, "timeout") => StatusCode::GATEWAY_TIMEOUT,
-            (ErrorKind::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        let retry_after = (error.code == "busy").then_some(BUSY_RETRY_SECONDS);
-        let param = error.param.map(Into::into);
-        ApiError { retry_after, param, ..ApiError::new(status, error.code, error.message) }
+        ApiError { param: error.param, ..ApiError::new(error.code, error.message) }
     }
 }
 
@@ -135,7 +129,7 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         tracing::error!(%error, "storage failed");
         let message = kiln_base::without_folders(&error.to_string()).into_owned();
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", message)
+        ApiError::new(ErrorCode::Storage, message)
     }
 }
 
@@ -146,22 +140,19 @@ impl From<SubmitError> for ApiError {
                 let reason =
                     if client_limit { "this client has too many queued jobs" } else { "the queue is full" };
                 let message = format!("{reason}; try again in {retry_after_seconds} s");
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
-                    .retry_after(retry_after_seconds)
+                ApiError::new(ErrorCode::QueueFull, message).retry_after(retry_after_seconds)
             }
             SubmitError::RateLimited { retry_after_seconds } => {
                 let message =
                     format!("this key submits too many jobs a minute; try again in {retry_after_seconds} s");
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message)
-                    .retry_after(retry_after_seconds)
+                ApiError::new(ErrorCode::RateLimited, message).retry_after(retry_after_seconds)
             }
             SubmitError::Stopping => {
-                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is stopping")
-                    .retry_after(10)
+                ApiError::new(ErrorCode::ShuttingDown, "the server is stopping").retry_after(10)
             }
             SubmitError::Repeated(_) => {
                 let message = "the idempotency key was used before";
-                ApiError::new(StatusCode::CONFLICT, "idempotency_key", message)
+                ApiError::new(ErrorCode::IdempotencyKey, message).with_status(StatusCode::CONFLICT)
             }
             SubmitError::Store(error) => error.into(),
         }
@@ -181,7 +172,7 @@ mod tests {
             let row = table.lines().find(|line| line.starts_with(&format!("| {} |", kind.name())));
             let row = row.unwrap_or_else(|| panic!("{kind:?} is not in the table"));
             let error = JobError::explained(&kiln_engine::Error::refused(*kind, "odd"));
-            let code = error.code;
+            let code = error.code.name();
             let status = ApiError::from(error).into_response().status();
             let found: Vec<&str> = row.split(" | ").skip(3).take(2).collect();
             assert_eq!(found, [status.as_str(), code], "{kind:?}");

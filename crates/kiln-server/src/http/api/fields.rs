@@ -19,7 +19,9 @@ pub(crate) fn parse_fields<T: for<'de> Deserialize<'de>>(fields: &Fields) -> Res
             Some((name, if named { error } else { format!("{name}: {error}") }))
         });
         match wrong {
-            Some((name, message)) => ApiError::invalid(format!("invalid request: {message}")).param(name),
+            Some((name, message)) => {
+                ApiError::invalid(format!("invalid request: {message}")).param(name.clone())
+            }
             None => ApiError::invalid(format!("invalid request: {error}")),
         }
     })

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::error::ApiError;
 use crate::jobs::Jobs;
-use crate::jobs::generator::JobError;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::store::ImageRow;
 
 /// The longest side of a thumbnail, in pixels.
@@ -33,9 +33,10 @@ impl From<ImageRow> for ImageView {
 
 /// A thumbnail of an image file, as JPEG.
 pub(crate) fn shrink(jobs: &Jobs, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
-    let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
+    let failed =
+        |error: kiln_image::Error| ApiError::from(JobError::new(ErrorCode::Encoding, error.to_string()));
     let memory = kiln_image::decoding_bytes(name, bytes).map_err(failed)?;
-    let busy = |_| ApiError::from(JobError::server("busy", "too many images are being decoded"));
+    let busy = |_| ApiError::from(JobError::new(ErrorCode::Busy, "too many images are being decoded"));
     let _memory = jobs.decode_budget.reserve(memory).map_err(busy)?;
     let image = kiln_image::from_bytes(name, bytes).map_err(failed)?;
     let longest = image.width().max(image.height()).max(THUMBNAIL_SIDE);

@@ -8,6 +8,7 @@ use super::image_view::ImageView;
 use super::run_blocking;
 use crate::jobs::Jobs;
 use crate::jobs::caller::Caller;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::job::{Job, JobState};
 use crate::jobs::live::{JobSnapshot, LiveJob};
 use crate::jobs::priority::Priority;
@@ -51,9 +52,16 @@ pub(crate) struct JobView {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct ErrorView {
     /// A stable code for programs.
-    pub(super) code: String,
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub(super) code: ErrorCode,
     /// A message for people.
     pub(super) message: String,
+}
+
+impl From<JobError> for ErrorView {
+    fn from(error: JobError) -> ErrorView {
+        ErrorView { code: error.code, message: error.message }
+    }
 }
 
 /// The progress of a job.
@@ -79,7 +87,7 @@ impl JobView {
             created: live.created,
             started: None,
             finished: None,
-            error: error.map(|e| ErrorView { code: e.code.into(), message: e.message.clone() }),
+            error: error.cloned().map(ErrorView::from),
             images: snapshot.images.iter().map(|image| ImageView::from(image.row.clone())).collect(),
             notes: snapshot.notes.clone(),
             request: live.request.clone(),
@@ -96,7 +104,7 @@ impl JobView {
             created: job.created,
             started: job.started,
             finished: job.finished,
-            error: job.error.map(|(code, message)| ErrorView { code, message }),
+            error: job.error.map(ErrorView::from),
             images: images.into_iter().map(ImageView::from).collect(),
             notes: job.notes,
             request: job.request,

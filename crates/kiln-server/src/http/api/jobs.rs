@@ -16,7 +16,7 @@ use super::job_view::JobView;
 use super::{Caller, Path, Query, checked_limit, json, run_blocking, with_location};
 use crate::Server;
 use crate::jobs::Jobs;
-use crate::jobs::generator::JobError;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::intake::{Intake, NewJob};
 use crate::jobs::job::{Api, Job, JobState};
 use crate::jobs::priority::Priority;
@@ -79,7 +79,7 @@ pub(crate) async fn submit(
 
 /// Takes the priority out of a job's fields. A client may ask for at most its own.
 fn priority_of(fields: &mut Fields, caller: &Caller) -> Result<Priority, JobError> {
-    let invalid = |code, message| Err(JobError::request(code, message).param("priority"));
+    let invalid = |code, message| Err(JobError::new(code, message).param("priority"));
     let highest = caller.quotas.priority.unwrap_or(Priority::High);
     let priority = match fields.remove("priority") {
         None | Some(Value::Null) => return Ok(caller.quotas.usual_priority()),
@@ -87,9 +87,9 @@ fn priority_of(fields: &mut Fields, caller: &Caller) -> Result<Priority, JobErro
         Some(_) => None,
     };
     match priority {
-        None => invalid("invalid_value", "priority must be `low`, `normal` or `high`".to_owned()),
+        None => invalid(ErrorCode::InvalidValue, "priority must be `low`, `normal` or `high`".to_owned()),
         Some(asked) if asked > highest => invalid(
-            "not_allowed",
+            ErrorCode::NotAllowed,
             format!("this API key's jobs have at most the priority `{}`", highest.name()),
         ),
         Some(asked) => Ok(asked),
@@ -109,7 +109,7 @@ fn repeated(jobs: &Jobs, job: &str) -> Result<Response, ApiError> {
 
 fn other_request() -> ApiError {
     let message = "this Idempotency-Key was used for another request; choose a new one for every request";
-    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key", message)
+    ApiError::new(ErrorCode::IdempotencyKey, message)
 }
 
 /// The idempotency key of a request, with a hash of what it asks for.
@@ -206,11 +206,12 @@ pub(crate) async fn result(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let view = JobView::load(&jobs, id, caller).await?;
-    let conflict = |code: &str, message: String| Err(ApiError::new(StatusCode::CONFLICT, code, message));
+    let conflict =
+        |code, message: String| Err(ApiError::new(code, message).with_status(StatusCode::CONFLICT));
     match (view.status, &view.error) {
         (JobState::Done, _) => Ok(json(StatusCode::OK, &view)),
-        (state, Some(error)) if state.is_final() => conflict(&error.code, error.message.clone()),
-        (state, _) => conflict("not_done", format!("the job is {}", state.name())),
+        (state, Some(error)) if state.is_final() => conflict(error.code, error.message.clone()),
+        (state, _) => conflict(ErrorCode::NotDone, format!("the job is {}", state.name())),
     }
 }
 
@@ -232,7 +233,7 @@ pub(crate) async fn cancel(
             return Ok(json(StatusCode::OK, &view));
         }
         let message = format!("the job has already ended: {}", view.status.name());
-        Err(ApiError::new(StatusCode::CONFLICT, "at_its_end", message))
+        Err(ApiError::new(ErrorCode::AtItsEnd, message))
     })
     .await
 }

@@ -10,6 +10,7 @@ use super::file::{bytes_response, file_response};
 use super::image_view::shrink;
 use super::{Caller, Path, Query, cached_while_valid, json, response, run_blocking, trainings};
 use crate::Server;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::trainings::Trainings;
 
 /// A LoRA.
@@ -124,7 +125,7 @@ pub(crate) async fn delete(
         find(&server, &name)?;
         let failed = |error: std::io::Error| {
             tracing::error!(%error, lora = name, "failed to delete a LoRA");
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", "the LoRA can't be deleted")
+            ApiError::new(ErrorCode::Storage, "the LoRA can't be deleted")
         };
         let trainings = may_delete(&server, &caller, &name)?;
         if !trainings.delete_lora(&name).map_err(failed)? {
@@ -165,13 +166,13 @@ fn may_delete<'s>(server: &'s Server, caller: &Caller, name: &str) -> Result<&'s
         None => {
             let message =
                 "no training on this server has written this LoRA; its operator can remove the file";
-            Err(ApiError::new(StatusCode::FORBIDDEN, "not_trained_here", message))
+            Err(ApiError::new(ErrorCode::NotTrainedHere, message))
         }
     }
 }
 
 fn not_yours(message: &str) -> ApiError {
-    ApiError::new(StatusCode::FORBIDDEN, "not_yours", message)
+    ApiError::new(ErrorCode::NotYours, message)
 }
 
 /// The header that names a downloaded LoRA, without its folder.

@@ -15,6 +15,7 @@ use super::multipart::Form;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::jobs::Jobs;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::generator::ModelInfo;
 
 /// OpenAI's fields that Kiln's request lacks or defines differently.
@@ -207,7 +208,7 @@ pub(crate) async fn edits(
     let media_type = media_type(&parts.headers);
     if media_type != "application/json" && media_type != "multipart/form-data" {
         let message = "expected content type application/json or multipart/form-data";
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
+        return Err(ApiError::new(ErrorCode::MediaType, message));
     }
     let RequestBody { bytes, permit } = RequestBody::read(&server, &parts, body).await?;
     let form = match media_type.as_str() {
@@ -328,8 +329,7 @@ pub(crate) async fn model(State(jobs): State<Jobs>, Path(id): Path<String>) -> R
     let found = ModelEntry::all(&jobs).into_iter().find(|model| model.id == id);
     let missing = || {
         let id: String = id.chars().take(80).collect();
-        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", format!("model `{id}` not found"))
-            .param("model")
+        ApiError::new(ErrorCode::ModelNotFound, format!("model `{id}` not found")).param("model")
     };
     Ok(json(StatusCode::OK, &found.ok_or_else(missing)?))
 }
@@ -341,5 +341,5 @@ pub(crate) async fn model(State(jobs): State<Jobs>, Path(id): Path<String>) -> R
 pub(crate) async fn variations() -> ApiError {
     let message = "variations are not supported: send the image and a prompt to /v1/images/edits, with `strength` for \
                    how much to change it";
-    ApiError::new(StatusCode::BAD_REQUEST, "not_supported", message)
+    ApiError::new(ErrorCode::NotSupported, message)
 }

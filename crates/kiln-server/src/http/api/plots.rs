@@ -17,6 +17,7 @@ use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::job_view::JobView;
 use super::{Caller, Path, json, run_blocking};
+use crate::jobs::error::ErrorCode;
 use crate::jobs::intake::{Intake, NewJob};
 use crate::jobs::job::Api;
 use crate::jobs::keys::Quotas;
@@ -218,7 +219,7 @@ fn axes(row: &PlotRow) -> Result<Axes, ApiError> {
 
 fn unreadable(id: &str) -> ApiError {
     let message = format!("the plot `{id}` in the database is damaged");
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "storage", message)
+    ApiError::new(ErrorCode::Storage, message).with_status(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// Strings, numbers and lists: serializing can't fail.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::body::Json;
 use super::error::ApiError;
 use super::{Caller, json, run_blocking};
-use crate::jobs::generator::{JobError, JobInputs};
+use crate::jobs::error::JobError;
+use crate::jobs::generator::JobInputs;
 use crate::jobs::intake::Intake;
 
 /// A prompt to rewrite.
@@ -60,8 +61,7 @@ pub(crate) async fn upsample(
     let rewritten = run_blocking(move || {
         let PromptToRewrite { prompt, references, model, temperature, seed } = body;
         let temperature = temperature.unwrap_or(upsample::DEFAULT_TEMPERATURE);
-        upsample::check_temperature(temperature)
-            .map_err(|error| JobError::request("invalid_request", error.to_string()).param("temperature"))?;
+        upsample::check_temperature(temperature).map_err(|error| JobError::explained(&error))?;
         let request = Request {
             references: references.into_iter().map(FileRef::from).collect(),
             model: model.map(Into::into),

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::error::ApiError;
 use super::{Caller, Path, json, run_blocking};
+use crate::jobs::error::ErrorCode;
 use crate::jobs::intake::Intake;
 use crate::jobs::store::INPUT_PREFIX;
 
@@ -45,8 +46,7 @@ pub(crate) async fn of_input(
             Err(kiln_image::Error::Text { .. }) => return Err(ApiError::invalid(UNREADABLE)),
             text => text.ok().flatten(),
         };
-        let text =
-            text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
+        let text = text.ok_or_else(|| ApiError::new(ErrorCode::NoRecipe, "the image has no recipe"))?;
         let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
         translate(&intake, &recipe, &caller)
     });

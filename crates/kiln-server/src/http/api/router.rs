@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post, put};
@@ -21,6 +21,7 @@ use super::{
 };
 use crate::Server;
 use crate::http::page;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::random::random_bytes;
 
 /// Declares every endpoint once, for the router and for the OpenAPI description.
@@ -166,9 +167,9 @@ pub fn router(server: Server) -> Router {
     routes()
         .route("/openapi.json", get(description))
         .merge(page::routes())
-        .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "not_found", "no such route"))
+        .fallback(async || ApiError::new(ErrorCode::NotFound, "no such route"))
         .method_not_allowed_fallback(async || {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "method not allowed for this route")
+            ApiError::new(ErrorCode::Method, "method not allowed for this route")
         })
         .layer(from_fn_with_state(gate, middleware))
         .with_state(server)

@@ -14,6 +14,7 @@ use super::fields::{Fields, parse_fields};
 use super::file::file_response;
 use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
 use crate::Server;
+use crate::jobs::error::ErrorCode;
 use crate::jobs::trainer::{LossPoint, TrainableModel, TrainingCheck};
 use crate::jobs::trainings::{Training, TrainingImage, TrainingSnapshot, TrainingState, Trainings, thin};
 
@@ -163,12 +164,12 @@ fn samples(training: &Training, files: &[(u64, std::path::PathBuf)]) -> Vec<Trai
 pub(super) fn allowed<'s>(server: &'s Server, caller: &Caller) -> Result<&'s Trainings, ApiError> {
     let off = || {
         let message = "training is off on this server; its operator allows it with `kiln serve --train`";
-        ApiError::new(StatusCode::FORBIDDEN, "training_off", message)
+        ApiError::new(ErrorCode::TrainingOff, message)
     };
     let trainings = server.trainings.get().ok_or_else(off)?;
     if !caller.may_train() {
         let message = "this API key may not train; keys marked `train` or `admin` may";
-        return Err(ApiError::new(StatusCode::FORBIDDEN, "training_not_allowed", message));
+        return Err(ApiError::new(ErrorCode::TrainingNotAllowed, message));
     }
     Ok(trainings)
 }
@@ -345,7 +346,7 @@ async fn change(
 }
 
 fn conflict(message: &str) -> ApiError {
-    ApiError::new(StatusCode::CONFLICT, "wrong_state", message)
+    ApiError::new(ErrorCode::WrongState, message)
 }
 
 /// Deletes a training that has ended: its images, checkpoints and samples. Its LoRA stays.
@@ -364,7 +365,7 @@ pub(crate) async fn delete(
         let training = find(trainings, &caller, &id)?;
         let failed = |error: std::io::Error| {
             tracing::error!(%error, training = id, "failed to delete a training");
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", "the training can't be deleted")
+            ApiError::new(ErrorCode::Storage, "the training can't be deleted")
         };
         if !trainings.delete(&training).map_err(failed)? {
             return Err(conflict("the training has not ended; cancel it first"));

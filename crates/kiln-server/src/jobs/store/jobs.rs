@@ -7,6 +7,7 @@ use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
 use super::files::INPUT_PREFIX;
 use super::idempotency::IdempotencyKey;
 use super::{Store, StoreError, now, order};
+use crate::jobs::error::JobError;
 use crate::jobs::generator::name;
 use crate::jobs::job::{Job, JobEnd, JobState};
 use crate::jobs::priority::Priority;
@@ -78,7 +79,7 @@ impl Store {
 
     /// Records the end of a job.
     pub(crate) fn finish(&self, end: &JobEnd) -> Result<(), StoreError> {
-        let (code, message) = end.error.as_ref().map(|(code, message)| (code, message)).unzip();
+        let (code, message) = end.error.as_ref().map(|error| (error.code.name(), &error.message)).unzip();
         let notes = (!end.notes.is_empty()).then(|| serde_json::to_string(&end.notes).unwrap_or_default());
         self.writer()?.execute(
             "UPDATE jobs SET state = ?, finished = ?, error_code = ?, error = ?, notes = ? WHERE id = ?",
@@ -147,6 +148,7 @@ const SELECT: &str = "SELECT id, client, attached, request, state, attempts, cre
 
 fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
     let error = row.get::<_, Option<String>>(9)?.zip(row.get(10)?);
+    let error = error.map(|(code, message)| JobError::stored(&code, None, message));
     let notes: Option<String> = row.get(11)?;
     let (request, unreadable) = match parse_request(row.get_ref(3)?) {
         Ok(request) => (request, None),

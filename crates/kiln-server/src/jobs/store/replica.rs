@@ -22,7 +22,7 @@ impl Store {
         // A job that is tried again shows no error.
         let error = job.error.as_ref().filter(|_| job.state.is_final());
         let notes = (!job.notes.is_empty()).then(|| serde_json::to_string(&job.notes).unwrap_or_default());
-        let (code, message) = error.map(|(code, message)| (code, message)).unzip();
+        let (code, message) = error.map(|error| (error.code.name(), &error.message)).unzip();
         let mut db = self.writer()?;
         let transaction = db.transaction()?;
         // A place that another job has: this one comes last.

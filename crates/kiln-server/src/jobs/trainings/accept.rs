@@ -13,7 +13,8 @@ use super::Trainings;
 use super::record::Record;
 use super::training::{Training, TrainingSnapshot, TrainingState};
 use crate::jobs::caller::Caller;
-use crate::jobs::generator::{JobError, name};
+use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::generator::name;
 use crate::jobs::intake::Intake;
 use crate::jobs::random::random_bytes;
 use crate::jobs::store::now;
@@ -48,7 +49,7 @@ pub(crate) struct TrainingImage {
 }
 
 fn invalid(param: &'static str, message: impl Into<String>) -> JobError {
-    JobError::request("invalid_value", message).param(param)
+    JobError::new(ErrorCode::InvalidValue, message).param(param)
 }
 
 impl Intake {
@@ -86,7 +87,7 @@ impl Intake {
             check.warnings.push("no samples: this server checks images before it shows them".into());
         }
         if *self.closing.borrow() {
-            return Err(JobError::server("shutting_down", "the server is stopping"));
+            return Err(JobError::new(ErrorCode::ShuttingDown, "the server is stopping"));
         }
         let id = hex(random_bytes::<12>());
         let record = Record {
@@ -158,7 +159,7 @@ impl Intake {
             self.store_input_image(&mut file, &format!("image {number}"), caller)?;
             let source = self.store.inputs().path(name(&file.path));
             let source = source.ok_or_else(|| {
-                JobError::request("inputs_full", "the images are more than what is kept for you")
+                JobError::new(ErrorCode::InputsFull, "the images are more than what is kept for you")
             })?;
             let path = images_folder.join(file_name(number, &item.name));
             // The file of an input never changes.
@@ -171,7 +172,7 @@ impl Intake {
                     "the images of your trainings have more bytes than you may store, {room} are left; delete \
                      trainings, or use smaller images"
                 );
-                return Err(JobError::request("inputs_full", message));
+                return Err(JobError::new(ErrorCode::InputsFull, message));
             }
             let caption = item.caption.trim();
             if !caption.is_empty() {
@@ -257,7 +258,7 @@ fn check_counts(all: &[Arc<Training>], caller: &Caller) -> Result<(), JobError> 
     check_unfinished(all, &caller.client, caller)?;
     if all.iter().filter(|training| training.client == caller.client).count() >= MAX_KEPT {
         let message = format!("{MAX_KEPT} trainings are kept for you; delete some");
-        return Err(JobError::request("trainings_full", message));
+        return Err(JobError::new(ErrorCode::TrainingsFull, message));
     }
     Ok(())
 }
@@ -267,7 +268,7 @@ pub(super) fn check_unfinished(all: &[Arc<Training>], client: &str, caller: &Cal
     let most = caller.quotas.jobs.map_or(MAX_UNFINISHED, usize::from).min(MAX_UNFINISHED);
     if all.iter().filter(|training| training.client == client && training.is_active()).count() >= most {
         let message = format!("there are {most} unfinished trainings; wait for one, or cancel it");
-        return Err(JobError::request("trainings_full", message));
+        return Err(JobError::new(ErrorCode::TrainingsFull, message));
     }
     Ok(())
 }
@@ -293,12 +294,12 @@ fn complete(trainings: &Trainings, mut request: TrainRequest) -> Result<TrainReq
                      undoes their distillation",
                     if names.is_empty() { "none".into() } else { names.join(", ") }
                 );
-                JobError::request("model_not_found", message).param("model")
+                JobError::new(ErrorCode::ModelNotFound, message).param("model")
             })
         }
         None => models.first().cloned().ok_or_else(|| {
             let message = "this server has no base model to train on, such as klein-base-4b";
-            JobError::request("model_not_found", message).param("model")
+            JobError::new(ErrorCode::ModelNotFound, message).param("model")
         }),
     }?;
     let preset = Some(request.preset.unwrap_or_default());
@@ -350,7 +351,7 @@ fn file_name(number: usize, own: &str) -> String {
 }
 
 fn storage(error: &std::io::Error) -> JobError {
-    JobError::server("storage", format!("can't store the training: {error}"))
+    JobError::new(ErrorCode::Storage, format!("can't store the training: {error}"))
 }
 
 #[cfg(test)]

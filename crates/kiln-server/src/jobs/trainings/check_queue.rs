@@ -1,11 +1,10 @@
 //! Checks of images, one at a time: each decodes many on all processors.
 
+use crate::jobs::error::{ErrorCode, JobError};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
 
 use kiln_base::lock;
-
-use crate::jobs::generator::JobError;
 
 /// The most checks that run or wait; each holds a thread.
 const MAX_CHECKS: usize = 4;
@@ -23,7 +22,7 @@ impl CheckQueue {
         let more = |count| (count < MAX_CHECKS).then_some(count + 1);
         if self.count.fetch_update(SeqCst, SeqCst, more).is_err() {
             let message = "the images of other trainings are being checked; try again later";
-            return Err(JobError::server("busy", message));
+            return Err(JobError::new(ErrorCode::Busy, message));
         }
         // Counted from here on, and no longer when it is dropped.
         let count = Counted(&self.count);
@@ -59,7 +58,7 @@ mod tests {
             while queue.count.load(SeqCst) < MAX_CHECKS {
                 std::thread::yield_now();
             }
-            assert_eq!(queue.wait().map(drop).unwrap_err().code, "busy");
+            assert_eq!(queue.wait().map(drop).unwrap_err().code, ErrorCode::Busy);
             drop(first);
             assert!(waiting.into_iter().all(|thread| thread.join().unwrap()));
         });

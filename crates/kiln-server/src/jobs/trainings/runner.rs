@@ -10,7 +10,7 @@ use super::check_queue::CheckQueue;
 use super::training::{Training, TrainingState};
 use super::{TrainedLoras, Trainings, record};
 use crate::jobs::Jobs;
-use crate::jobs::generator::{ErrorKind, JobError};
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::trainer::{Trainer, TrainingEnd, TrainingStep};
 
 /// Time between two looks at the queue of image jobs.
@@ -57,7 +57,7 @@ impl Trainings {
             let train = || training.with_task(|task| self.trainer.train(task, &progress));
             let end = catch_unwind(AssertUnwindSafe(train)).unwrap_or_else(|_| {
                 self.jobs.metrics.panicked();
-                Err(JobError::server("panicked", "the training panicked; the log says more"))
+                Err(JobError::new(ErrorCode::Panicked, "the training panicked; the log says more"))
             });
             match end {
                 Ok(TrainingEnd::Stopped) if !progress.is_stopped() => {
@@ -73,8 +73,10 @@ impl Trainings {
                 training.end(TrainingState::Done, None, Some(lora));
             }
             Ok(TrainingEnd::Stopped) => return end_stopped(&training),
-            Err(error) if error.kind == ErrorKind::Cancelled => return end_stopped(&training),
-            Err(error) => training.end(TrainingState::Failed, Some((error.code.into(), error.message)), None),
+            Err(error) if error.is_cancelled() => return end_stopped(&training),
+            Err(error) => {
+                training.end(TrainingState::Failed, Some((error.code.name().into(), error.message)), None)
+            }
         }
         let error = training.snapshot().error.map(|(_, message)| message);
         tracing::info!(training = training.id, error, "training ended");

@@ -6,6 +6,7 @@ mod housekeeping;
 mod load;
 mod mending;
 pub mod node;
+mod refusals;
 #[cfg(feature = "s3")]
 mod s3;
 mod unusable;

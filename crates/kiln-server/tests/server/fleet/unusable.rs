@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kiln_engine::Request;
 use kiln_server::fleet::{NodeRecord, QueueAdmin, open_gateway};
-use kiln_server::{Config, Generator, JobError, JobInputs, Task};
+use kiln_server::{Config, ErrorCode, Generator, JobError, JobInputs, Task};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,7 +19,7 @@ struct BrokenGenerator {
 }
 
 fn truncated() -> JobError {
-    JobError::server("model_failed", "the file is truncated")
+    JobError::new(ErrorCode::ModelFailed, "the file is truncated")
 }
 
 impl Generator for BrokenGenerator {

@@ -22,7 +22,6 @@ use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
 use crate::Server;
-use crate::jobs::generator::ErrorKind;
 use crate::jobs::job::Api;
 use crate::jobs::live::{JobSnapshot, SavedImage};
 use unsupported::Unsupported;
@@ -207,7 +206,7 @@ async fn generate(
     let attached = submit_attached(&server, request, &caller, Api::A1111, permit).await?;
     let end = wait_until_ended(&attached).await;
     // An interrupted job returns the images it has.
-    let interrupted = end.error.as_ref().is_some_and(|e| e.kind == ErrorKind::Cancelled);
+    let interrupted = end.error.as_ref().is_some_and(|e| e.is_cancelled());
     if let Some(error) = end.error.clone().filter(|_| !interrupted) {
         return Err(error.into());
     }
