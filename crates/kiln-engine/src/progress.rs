@@ -1,9 +1,9 @@
 //! The progress of a request.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A phase of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -44,7 +44,7 @@ impl Phase {
 }
 
 /// The progress of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Progress {
     /// The current phase.

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 
 use super::announce::NodeRecord;
 use super::bucket::WriteOutcome;
-use super::changes::cancel;
+use super::changes::{cancel, read_job};
 use super::config::FleetConfig;
 use super::error::{FleetError, Result};
 use super::link::Link;
@@ -109,12 +109,8 @@ impl QueueAdmin {
 
     /// A job, finished or not.
     pub fn job(&self, id: &str) -> Result<Option<FleetJob>> {
-        let (link, key) = (Arc::clone(&self.link), Job::record_key(id));
-        let entry = self.link.wait(async move { link.entry(&key).await })??;
-        Ok(entry.filter(|entry| entry.is_present).and_then(|entry| {
-            let job = serde_json::from_slice::<Job>(&entry.value).ok()?;
-            Some(FleetJob::from(&job))
-        }))
+        let job = self.link.wait(read_job(&self.link, id))?;
+        Ok(job.map(|(job, _)| FleetJob::from(&job)))
     }
 
     /// The dead letters, oldest first.
@@ -124,8 +120,7 @@ impl QueueAdmin {
     }
 
     fn dead_letters(&self) -> Result<Vec<(u64, Job)>> {
-        let link = Arc::clone(&self.link);
-        self.link.wait(async move {
+        self.link.wait(async {
             let failed = |error: &dyn std::fmt::Display| FleetError(format!("reading dead letters: {error}"));
             let config = pull::Config {
                 deliver_policy: DeliverPolicy::All,
@@ -133,7 +128,7 @@ impl QueueAdmin {
                 inactive_threshold: Duration::from_secs(30),
                 ..pull::Config::default()
             };
-            let consumer = link.dead.create_consumer(config).await.map_err(|error| failed(&error))?;
+            let consumer = self.link.dead.create_consumer(config).await.map_err(|error| failed(&error))?;
             let mut letters = Vec::new();
             loop {
                 let fetch = consumer.fetch().max_messages(500).messages();
@@ -149,38 +144,30 @@ impl QueueAdmin {
                 }
             }
             Ok(letters.into_iter().filter_map(|(sequence, job)| Some((sequence, job?))).collect())
-        })?
+        })
     }
 
     /// Queues a failed job again, with a new ticket, and deletes its dead letter. Returns false if no job of this id
     /// has failed.
     pub fn retry(&self, id: &str) -> Result<bool> {
-        let (link, key) = (Arc::clone(&self.link), Job::record_key(id));
-        let retried = self.link.wait(async move {
-            let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else {
-                return Ok(false);
-            };
-            let Ok(mut job) = serde_json::from_slice::<Job>(&entry.value) else { return Ok(false) };
-            if job.state != JobState::Failed {
-                return Ok(false);
-            }
-            job.return_to_queue();
-            (job.fleet.kills, job.fleet.failures, job.fleet.losses) = (0, 0, 0);
-            job.fleet.suspects.clear();
-            (job.fleet.cancel, job.fleet.stop_at_preview) = (false, false);
-            (job.error, job.finished) = (None, None);
-            job.fleet.failed_on.clear();
-            job.fleet.history.push("retried by the operator".into());
-            if link.update(&key, &job, entry.revision).await? == WriteOutcome::Conflict {
-                return Ok(false);
-            }
-            let message = format!("{}-retry-{}", job.id, entry.revision);
-            link.publish_ticket(&job, &message).await.map(|()| true)
-        })??;
-        if retried {
-            self.purge_dead(Some(id))?;
+        let Some((mut job, revision)) = self.link.wait(read_job(&self.link, id))? else { return Ok(false) };
+        if job.state != JobState::Failed {
+            return Ok(false);
         }
-        Ok(retried)
+        job.return_to_queue();
+        (job.fleet.kills, job.fleet.failures, job.fleet.losses) = (0, 0, 0);
+        job.fleet.suspects.clear();
+        (job.fleet.cancel, job.fleet.stop_at_preview) = (false, false);
+        (job.error, job.finished) = (None, None);
+        job.fleet.failed_on.clear();
+        job.fleet.history.push("retried by the operator".into());
+        let written = self.link.wait(self.link.update(&Job::record_key(id), &job, revision))?;
+        if written == WriteOutcome::Conflict {
+            return Ok(false);
+        }
+        self.link.wait(self.link.publish_ticket(&job, &format!("{id}-retry-{revision}")))?;
+        self.purge_dead(Some(id))?;
+        Ok(true)
     }
 
     /// Deletes the dead letters of a job, or all of them; returns their number.
@@ -188,20 +175,16 @@ impl QueueAdmin {
         let letters = self.dead_letters()?;
         let chosen = letters.iter().filter(|(_, job)| id.is_none_or(|id| job.id == id));
         let sequences: Vec<u64> = chosen.map(|(sequence, _)| *sequence).collect();
-        let (link, count) = (Arc::clone(&self.link), sequences.len());
-        self.link.wait(async move {
-            for sequence in sequences {
-                let deleted = link.dead.delete_message(sequence).await;
-                deleted.map_err(|error| FleetError(format!("deleting a dead letter: {error}")))?;
-            }
-            Ok::<_, FleetError>(count)
-        })?
+        for sequence in &sequences {
+            let deleted = self.link.wait(self.link.dead.delete_message(*sequence));
+            deleted.map_err(|error| FleetError(format!("deleting a dead letter: {error}")))?;
+        }
+        Ok(sequences.len())
     }
 
     /// The number of tickets on the stream: at least that of unfinished jobs, and 0 once all are done.
     pub fn tickets(&self) -> Result<u64> {
-        let link = Arc::clone(&self.link);
-        let info = self.link.wait(async move { link.jobs.get_info().await })?;
+        let info = self.link.wait(self.link.jobs.get_info());
         info.map(|info| info.state.messages).map_err(|error| FleetError(error.to_string()))
     }
 
@@ -211,12 +194,9 @@ impl QueueAdmin {
             let state = self.replica.state();
             state.jobs.keys().filter(|known| id.is_none_or(|id| *known == id)).cloned().collect()
         };
-        let (link, count) = (Arc::clone(&self.link), ids.len());
-        self.link.wait(async move {
-            for id in ids {
-                cancel(&link, &id, false).await;
-            }
-        })?;
-        Ok(count)
+        for id in &ids {
+            self.link.wait(cancel(&self.link, id, false));
+        }
+        Ok(ids.len())
     }
 }

@@ -153,19 +153,18 @@ impl Announcer {
         self.busy = 0.8 * self.busy + 0.2 * f32::from(u8::from(generates));
         let link = &self.link;
         let record = NodeRecord::new(self, jobs);
-        let (writer, key) = (Arc::clone(link), format!("node.{}", link.id));
-        let models = if self.known == record.models { Vec::new() } else { record.models.clone() };
-        let written = link.wait(async move {
+        let models = if self.known == record.models { &[][..] } else { &record.models };
+        let written = link.wait(async {
             for model in models {
                 // Kept while no worker runs: a job for the model waits until one starts.
-                writer.put(&format!("model.{}", super::link::token(&model.info.name)), &model).await?;
+                link.put(&format!("model.{}", super::link::token(&model.info.name)), model).await?;
             }
-            writer.put(&key, &record).await.map(|revision| (revision, record.models))
+            link.put(&format!("node.{}", link.id), &record).await
         });
-        match written.and_then(|written| written) {
-            Ok((revision, models)) => {
+        match written {
+            Ok(revision) => {
                 // In a new bucket the numbers start again, and the models are to be told again.
-                self.known = if revision > self.revision { models } else { Vec::new() };
+                self.known = if revision > self.revision { record.models } else { Vec::new() };
                 self.revision = revision;
             }
             Err(error) => tracing::warn!(%error, "can't announce this process to the fleet"),

@@ -1,7 +1,7 @@
 //! Changes of a job's record: by compare-and-set, so that no other process's change is lost.
 
 use super::bucket::WriteOutcome;
-use super::error::{FleetError, Result};
+use super::error::Result;
 use super::link::Link;
 use crate::jobs::error::JobError;
 use crate::jobs::job::{Job, JobState};
@@ -11,20 +11,28 @@ use crate::jobs::store::now;
 pub(super) async fn change_job(
     link: &Link,
     id: &str,
-    change: impl Fn(&mut Job) -> bool,
+    mut change: impl FnMut(&mut Job) -> bool,
 ) -> Result<Option<u64>> {
-    let key = Job::record_key(id);
-    loop {
-        let Some(entry) = link.entry(&key).await?.filter(|entry| entry.is_present) else { return Ok(None) };
-        let record = serde_json::from_slice::<Job>(&entry.value);
-        let mut record = record.map_err(|error| FleetError(format!("the record of job {id}: {error}")))?;
-        if !change(&mut record) {
-            return Ok(None);
+    while let Some((mut job, revision)) = read_job(link, id).await? {
+        if !change(&mut job) {
+            break;
         }
-        if let WriteOutcome::Revision(revision) = link.update(&key, &record, entry.revision).await? {
+        if let WriteOutcome::Revision(revision) = link.update(&Job::record_key(id), &job, revision).await? {
             return Ok(Some(revision));
         }
     }
+    Ok(None)
+}
+
+/// Reads the record of a job, and its revision; `None` if there is none, or if it can't be read.
+pub(super) async fn read_job(link: &Link, id: &str) -> Result<Option<(Job, u64)>> {
+    let Some(entry) = link.entry(&Job::record_key(id)).await?.filter(|entry| entry.is_present) else {
+        return Ok(None);
+    };
+    let job = serde_json::from_slice(&entry.value);
+    let job =
+        job.inspect_err(|error| tracing::warn!(job = id, %error, "ignoring a record that can't be read"));
+    Ok(job.ok().map(|job| (job, entry.revision)))
 }
 
 /// Cancels a job: at once if it is queued; for a running one, the record tells its worker.

@@ -10,7 +10,7 @@ use kiln_base::hex;
 use super::announce::Announcer;
 use super::bucket::WriteOutcome;
 use super::catalogue::FleetCatalogue;
-use super::changes::{cancel, change_job};
+use super::changes::{cancel, change_job, read_job};
 use super::config::FleetConfig;
 use super::error::FleetError;
 use super::gateway_health::GatewayHealth;
@@ -114,9 +114,8 @@ impl SubmissionClock {
 
 impl Gateway {
     /// Changes the record of a job; retries after a conflict. `change` returns false to leave the record as it is.
-    pub(super) fn change(&self, id: &str, change: impl Fn(&mut Job) -> bool + Send + 'static) -> Result<()> {
-        let (link, id) = (Arc::clone(&self.link), id.to_owned());
-        let revision = self.link.wait(async move { change_job(&link, &id, change).await })??;
+    pub(super) fn change(&self, id: &str, change: impl Fn(&mut Job) -> bool) -> Result<()> {
+        let revision = self.link.wait(change_job(&self.link, id, change))?;
         Ok(self.replica.wait_for(revision.unwrap_or(0))?)
     }
 
@@ -132,47 +131,34 @@ impl Gateway {
         let fleet = FleetPart { model, hash, gateway, sequence, submission, ..FleetPart::default() };
         let record = Job { fleet, ..Job::clone(live) };
         mirror::connect(live, &self.link);
+        // The job is accepted once its record is there. Only its gateway creates it: whoever finds another one has repeated
+        // a request.
+        let revision = match self.link.wait(self.link.create(&Job::record_key(&record.id), &record))? {
+            WriteOutcome::Revision(revision) => revision,
+            WriteOutcome::Conflict => {
+                let missing = || FleetError("the record disappeared after it was created".into());
+                let (stored, revision) =
+                    self.link.wait(read_job(&self.link, &record.id))?.ok_or_else(missing)?;
+                if stored.fleet.submission != record.fleet.submission {
+                    self.replica.wait_for(revision)?;
+                    let same = stored.fingerprint() == live.fingerprint();
+                    return Ok(Some(same.then_some(stored.id)));
+                }
+                // Its own: the answer was lost, and a worker may have claimed it since.
+                revision
+            }
+        };
         let link = Arc::clone(&self.link);
-        let submitted = self.link.wait(async move {
-            let name = Job::record_key(&record.id);
-            // The job is accepted once its record is there. Only its gateway creates it: whoever finds another one has
-            // repeated a request.
-            let revision = match link.create(&name, &record).await? {
-                WriteOutcome::Revision(revision) => revision,
-                WriteOutcome::Conflict => {
-                    let missing = || FleetError("the record disappeared after it was created".into());
-                    let entry = link.entry(&name).await?.ok_or_else(missing)?;
-                    let stored = serde_json::from_slice::<Job>(&entry.value);
-                    let stored = stored.map_err(|error| FleetError(format!("the record {name}: {error}")))?;
-                    if stored.fleet.submission != record.fleet.submission {
-                        return Ok(Err((entry.revision, stored)));
-                    }
-                    // Its own: the answer was lost, and a worker may have claimed it since.
-                    entry.revision
-                }
-            };
-            let publishing = Arc::clone(&link);
-            link.handle().spawn(async move {
-                if let Err(error) = publishing.publish_ticket(&record, &record.fleet.submission).await {
-                    tracing::warn!(job = record.id, %error, "no ticket yet: the reconciler publishes it");
-                }
-            });
-            Ok::<_, FleetError>(Ok(revision))
-        })??;
-        match submitted {
-            Ok(revision) => {
-                // Accepted in any case; clients may see it a little later.
-                if let Err(error) = self.replica.wait_for(revision) {
-                    tracing::warn!(job = live.id, %error, "an accepted job is not known here yet");
-                }
-                Ok(None)
+        self.link.handle().spawn(async move {
+            if let Err(error) = link.publish_ticket(&record, &record.fleet.submission).await {
+                tracing::warn!(job = record.id, %error, "no ticket yet: the reconciler publishes it");
             }
-            Err((revision, earlier)) => {
-                self.replica.wait_for(revision)?;
-                let same = earlier.fingerprint() == live.fingerprint();
-                Ok(Some(same.then_some(earlier.id)))
-            }
+        });
+        // Accepted in any case; clients may see it a little later.
+        if let Err(error) = self.replica.wait_for(revision) {
+            tracing::warn!(job = live.id, %error, "an accepted job is not known here yet");
         }
+        Ok(None)
     }
 
     /// Whether a job is stored that another request submits just now; waits for that. Blocks.
@@ -248,10 +234,9 @@ impl Submitting for Gateway {
     fn cancel_now(&self, id: &str) -> bool {
         let Some(live) = self.jobs.live(id) else { return false };
         live.cancel();
-        let (link, job) = (Arc::clone(&self.link), id.to_owned());
-        let cancelled = self.link.wait(async move { cancel(&link, &job, false).await });
-        cancelled
-            .and_then(|()| self.replica.catch_up(&self.link))
+        self.link.wait(cancel(&self.link, id, false));
+        self.replica
+            .catch_up(&self.link)
             .inspect_err(|error| tracing::error!(job = id, %error, "not cancelled"))
             .is_ok()
     }

@@ -6,6 +6,7 @@ use super::link::Link;
 use super::replica::Replica;
 use crate::jobs::health::Health;
 use crate::jobs::job::JobState;
+use crate::jobs::metrics_text::MetricsText;
 use crate::jobs::store::{Store, StoreError, now};
 
 /// Whether a gateway can do its work.
@@ -27,9 +28,7 @@ impl Health for GatewayHealth {
         Ok(self.link.check()?)
     }
 
-    fn metrics(&self, out: &mut String) {
-        use std::fmt::Write;
-
+    fn metrics(&self, out: &mut MetricsText) {
         let (in_flight, oldest) = {
             let state = self.replica.state();
             let running = state.jobs.values().filter(|job| job.record.state == JobState::Running).count();
@@ -40,18 +39,14 @@ impl Health for GatewayHealth {
         let workers = nodes.iter().filter(|node| node.worker);
         let (count, busy) =
             workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
-        let link = Arc::clone(&self.link);
-        let dead = self.link.wait(async move { link.dead.get_info().await.map(|info| info.state.messages) });
+        let dead = self.link.wait(self.link.dead.get_info());
         let age = oldest.map_or(0.0, |created| (now() - created).max(0) as f64 / 1000.0);
-        let mut gauge = |name: &str, help: &str, value: f64| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-        };
-        gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
-        gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight as f64);
-        gauge("kiln_workers", "Live workers.", f64::from(count));
-        gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
-        if let Ok(Ok(dead)) = dead {
-            gauge("kiln_dead_letters", "Dead letters.", dead as f64);
+        out.gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
+        out.gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight);
+        out.gauge("kiln_workers", "Live workers.", count);
+        out.gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
+        if let Ok(dead) = dead {
+            out.gauge("kiln_dead_letters", "Dead letters.", dead.state.messages);
         }
     }
 }

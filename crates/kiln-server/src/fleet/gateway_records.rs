@@ -1,7 +1,5 @@
 //! What the clients of a gateway have besides jobs, as records of the queue.
 
-use std::sync::Arc;
-
 use kiln_base::hex;
 use serde::Serialize;
 
@@ -15,22 +13,20 @@ type Result<T> = std::result::Result<T, StoreError>;
 
 impl Gateway {
     /// Writes a record and waits until the replica has it.
-    fn put(&self, key: String, value: impl Serialize + Send + Sync + 'static) -> Result<()> {
-        let link = Arc::clone(&self.link);
-        let revision = self.link.wait(async move { link.put(&key, &value).await })??;
+    fn put(&self, key: &str, value: &impl Serialize) -> Result<()> {
+        let revision = self.link.wait(self.link.put(key, value))?;
         Ok(self.replica.wait_for(revision)?)
     }
 
-    fn delete(&self, key: String) -> Result<()> {
-        let link = Arc::clone(&self.link);
-        self.link.wait(async move { link.delete(&key).await })??;
+    fn delete(&self, key: &str) -> Result<()> {
+        self.link.wait(self.link.delete(key))?;
         Ok(self.replica.catch_up(&self.link)?)
     }
 
     fn touch_sized(&self, name: &str, client: &str, bytes: u64) -> Result<()> {
         let hash = InputFiles::hash(name);
         let record = InputRecord { hash: hash.to_owned(), client: client.to_owned(), bytes, used: now() };
-        self.put(InputRecord::record_key(hash, client), record)
+        self.put(&InputRecord::record_key(hash, client), &record)
     }
 }
 
@@ -40,7 +36,7 @@ impl Keeping for Gateway {
         if !self.jobs.store.is_file_shared(&image.file)? {
             self.files.remove(FileKind::Image, &image.file);
         }
-        self.delete(format!("image.{id}"))?;
+        self.delete(&format!("image.{id}"))?;
         Ok(true)
     }
 
@@ -53,21 +49,21 @@ impl Keeping for Gateway {
             changes.push((format!("mark.{id}"), MarkRecord { favourite, trashed }));
         }
         for (key, record) in changes {
-            self.put(key, record)?;
+            self.put(&key, &record)?;
         }
         Ok(None)
     }
 
     fn insert_plot(&self, plot: &PlotRow) -> Result<()> {
-        self.put(format!("plot.{}", plot.id), plot.clone())
+        self.put(&format!("plot.{}", plot.id), plot)
     }
 
     fn insert_session(&self, session: &Session) -> Result<()> {
-        self.put(format!("session.{}", hex(session.hash)), session.clone())
+        self.put(&format!("session.{}", hex(session.hash)), session)
     }
 
     fn delete_session(&self, session: &Session) -> Result<()> {
-        self.delete(format!("session.{}", hex(session.hash)))
+        self.delete(&format!("session.{}", hex(session.hash)))
     }
 
     fn remove_webhook(&self, job: &str) -> Result<()> {
@@ -79,7 +75,7 @@ impl Keeping for Gateway {
         let claim = self.jobs.store.inputs().claim(name, client, bytes, quota)?;
         if let Claim::Granted { evicted } = &claim {
             for name in evicted {
-                self.delete(InputRecord::record_key(InputFiles::hash(name), client))?;
+                self.delete(&InputRecord::record_key(InputFiles::hash(name), client))?;
                 self.files.remove(FileKind::Input, InputFiles::hash(name));
             }
             self.touch_sized(name, client, bytes)?;

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::message::AckKind;
 use kiln_base::lock;
 
-use super::bucket::WriteOutcome;
 use super::changes::change_job;
-use super::error::{FleetError, Result};
+use super::error::Result;
 use super::recover::bury;
 use super::replica::KnownJob;
 use super::rules::{self, Finish};
@@ -42,7 +41,7 @@ impl Tickets {
             }
         };
         if is_planning {
-            let _ = self.link.wait(recording);
+            self.link.wait(recording);
         } else {
             self.link.handle().spawn(recording);
         }
@@ -50,38 +49,24 @@ impl Tickets {
 
     /// Changes the record of a job that this worker holds. `change` returns false to leave it as it is. Returns false
     /// if the job is not this worker's any more, or the record was left as it is.
-    pub(super) fn change_own(
-        &self,
-        id: &str,
-        mut change: impl FnMut(&mut Job) -> Result<bool>,
-    ) -> Result<bool> {
-        let Some(held) = lock(&self.held).get(id).cloned() else { return Ok(false) };
-        loop {
-            let (link, key) = (Arc::clone(&self.link), Job::record_key(id));
-            let entry = self.link.wait(async move { link.entry(&key).await })??;
-            let Some(entry) = entry.filter(|entry| entry.is_present) else { return Ok(false) };
-            let mut job: Job = serde_json::from_slice(&entry.value)
-                .map_err(|error| FleetError(format!("the record of job {id} can't be read: {error}")))?;
-            if !rules::is_claimed_by(&job, &self.link.id, held.ticket) || !change(&mut job)? {
-                return Ok(false);
-            }
-            if let WriteOutcome::Revision(_) = self.update(&job, entry.revision)? {
-                return Ok(true);
-            }
-        }
+    fn change_own(&self, id: &str, mut change: impl FnMut(&mut Job) -> bool) -> Result<bool> {
+        let Some(ticket) = lock(&self.held).get(id).map(|held| held.ticket) else { return Ok(false) };
+        let own = |job: &mut Job| rules::is_claimed_by(job, &self.link.id, ticket) && change(job);
+        Ok(self.link.wait(change_job(&self.link, id, own))?.is_some())
     }
 
     /// Records the end of a job, or returns it to the queue for another try, and releases its ticket. Returns whether
     /// it has ended.
     pub(super) fn finish(&self, end: &JobEnd) -> Result<bool> {
-        let mut outcome = Finish::Ended;
+        let (mut outcome, mut given_up) = (Finish::Ended, None);
         let changed = self.change_own(&end.id, |job| {
             outcome = rules::finish(job, end, &self.link.id, self.link.config.give_up);
-            if outcome == Finish::GivenUp {
-                bury(&self.link, job);
-            }
-            Ok(true)
+            given_up = (outcome == Finish::GivenUp).then(|| job.clone());
+            true
         })?;
+        if let Some(job) = given_up.filter(|_| changed) {
+            bury(&self.link, &job);
+        }
         let ended = matches!(outcome, Finish::Ended | Finish::GivenUp);
         let Some(held) = lock(&self.held).remove(&end.id) else { return Ok(ended) };
         let release = match outcome {
@@ -99,7 +84,7 @@ impl Tickets {
     pub(super) fn give_back(&self, id: &str) -> Result<()> {
         let changed = self.change_own(id, |job| {
             rules::give_back(job);
-            Ok(true)
+            true
         })?;
         let Some(held) = lock(&self.held).remove(id) else { return Ok(()) };
         self.release(&held.acker, if changed { Release::Return(Duration::ZERO) } else { Release::Leave });

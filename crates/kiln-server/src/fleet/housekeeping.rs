@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::changes::read_job;
 use super::error::{FleetError, Result};
 use super::link::Link;
 use super::objects::{StoredFiles, object_name};
@@ -62,8 +63,7 @@ impl Housekeeper {
             keeping.delete_image(&id)?;
         }
         for id in ended {
-            let link = Arc::clone(&self.link);
-            self.link.wait(async move { link.delete(&Job::record_key(&id)).await })??;
+            self.link.wait(self.link.delete(&Job::record_key(&id)))?;
         }
         Ok(())
     }
@@ -88,11 +88,7 @@ impl Housekeeper {
             let caller = match self.callers.get(&job) {
                 Some(caller) => caller.clone(),
                 None => {
-                    let (link, key) = (Arc::clone(&self.link), Job::record_key(&job));
-                    let entry = self.link.wait(async move { link.entry(&key).await })??;
-                    let record = entry.filter(|entry| entry.is_present);
-                    let record = record.and_then(|entry| serde_json::from_slice::<Job>(&entry.value).ok());
-                    let Some(record) = record else { continue };
+                    let Some((record, _)) = self.link.wait(read_job(&self.link, &job))? else { continue };
                     // Called at the earliest when it is seen again: its own gateway may be about to do so.
                     self.callers.insert(job.clone(), record.fleet.gateway);
                     continue;

@@ -1,7 +1,9 @@
 //! The connection to NATS: the subjects of a fleet, its streams, and blocking calls to them.
 
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
@@ -12,7 +14,7 @@ use async_nats::jetstream::{self, kv, stream};
 use bytes::Bytes;
 use kiln_base::{hex, lock};
 use sha2::{Digest, Sha256};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 use super::config::FleetConfig;
 use super::connect::{PATIENCE, TIMEOUT, connect, patiently, restore_stream};
@@ -78,21 +80,15 @@ impl Link {
             .enable_all()
             .build()
             .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
-        // Not `block_on`: the caller may be a thread of another runtime.
-        let (sender, opened) = std::sync::mpsc::sync_channel(1);
-        let connecting = config.clone();
-        runtime.spawn(async move {
-            let _ = sender.send(patiently(|| connect(&connecting)).await);
-        });
-        let opened = opened.recv().unwrap_or_else(|_| Err(FleetError("the connection was closed".into())));
-        let (client, jetstream, state, jobs, dead) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                // The caller may be a thread that must not wait for the end of the runtime.
-                runtime.shutdown_background();
-                return Err(error);
-            }
-        };
+        let (client, jetstream, state, jobs, dead) =
+            match block_on(runtime.handle(), patiently(|| connect(&config))) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    // The caller may be a thread that must not wait for the end of the runtime.
+                    runtime.shutdown_background();
+                    return Err(error);
+                }
+            };
         let id = hex(random_bytes::<8>());
         Ok(Arc::new(Link {
             runtime: Some(runtime),
@@ -108,28 +104,14 @@ impl Link {
         }))
     }
 
-    pub(super) fn handle(&self) -> tokio::runtime::Handle {
+    pub(super) fn handle(&self) -> Handle {
         // Taken only when the last reference is dropped.
-        self.runtime.as_ref().map_or_else(tokio::runtime::Handle::current, |runtime| runtime.handle().clone())
+        self.runtime.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }
 
-    /// Runs a future on the connection's runtime and blocks until it is done; callable from any thread that may block.
-    pub(super) fn wait<T: Send + 'static>(
-        &self,
-        future: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T> {
-        let result = Arc::new(Mutex::new(None));
-        let slot = Arc::clone(&result);
-        let (sender, done) = std::sync::mpsc::sync_channel(1);
-        // One type of task for all futures: tokio's code is compiled for each type.
-        let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-            *lock(&slot) = Some(future.await);
-            let _ = sender.send(());
-        });
-        self.handle().spawn(task);
-        let _ = done.recv();
-        let result = lock(&result).take();
-        result.ok_or_else(|| FleetError("the connection was closed".into()))
+    /// Blocks until a call to the servers is done; from any thread that may block.
+    pub(super) fn wait<T>(&self, call: impl Future<Output = T>) -> T {
+        block_on(&self.handle(), call)
     }
 
     /// The subject `PREFIX.KIND.ID`.
@@ -238,6 +220,28 @@ impl Link {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+}
+
+/// Polls a future on this thread, inside a runtime that has the connections and timers. Unlike tokio's, for threads of
+/// another runtime, too.
+fn block_on<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let _entered = runtime.enter();
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(done) => return done,
+            Poll::Pending => std::thread::park(),
         }
     }
 }

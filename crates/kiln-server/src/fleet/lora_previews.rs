@@ -1,6 +1,5 @@
 //! Previews of LoRAs, which are files of the workers: a gateway asks, and the first worker that has the LoRA answers.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -15,12 +14,10 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_NAME: usize = 1024;
 
 /// Asks the workers for the preview of a LoRA; blocks.
-pub(super) fn ask(link: &Arc<Link>, name: &str) -> Option<Vec<u8>> {
-    let (subject, name) = (link.subject("lora", "preview"), name.to_owned());
-    let client = link.client.clone();
-    let asking = async move { client.request(subject, name.into()).await };
-    let answer = link.wait(async move { tokio::time::timeout(TIMEOUT, asking).await });
-    Some(answer.ok()?.ok()?.ok()?.payload.into())
+pub(super) fn ask(link: &Link, name: &str) -> Option<Vec<u8>> {
+    let asking = link.client.request(link.subject("lora", "preview"), name.to_owned().into());
+    let answer = link.wait(async { tokio::time::timeout(TIMEOUT, asking).await });
+    Some(answer.ok()?.ok()?.payload.into())
 }
 
 /// Answers the requests of gateways until the server is gone. A worker without the LoRA does not answer.

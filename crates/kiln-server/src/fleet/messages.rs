@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 use kiln_base::lock;
+use kiln_engine::Progress;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -12,15 +13,8 @@ use super::link::Link;
 /// What a worker reports about a running job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ProgressMessage {
-    pub(super) phase: String,
-    pub(super) image: u32,
-    pub(super) images: u32,
-    pub(super) step: u32,
-    pub(super) steps: u32,
-    pub(super) reused: u32,
-    pub(super) tile: u32,
-    pub(super) tiles: u32,
-    pub(super) fraction: f32,
+    #[serde(flatten)]
+    pub(super) progress: Progress,
     pub(super) time_left: Option<f32>,
     pub(super) notes: Vec<String>,
 }

@@ -7,7 +7,7 @@ use async_nats::jetstream::kv::Entry;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use kiln_base::lock;
-use kiln_engine::{Phase, Progress};
+use kiln_engine::Progress;
 use serde::de::DeserializeOwned;
 
 use super::announce::NodeModel;
@@ -78,10 +78,9 @@ pub(super) fn connect(live: &LiveJob, link: &Arc<Link>) {
 
 fn show_progress(live: &LiveJob, payload: &[u8]) {
     let Ok(message) = serde_json::from_slice::<ProgressMessage>(payload) else { return };
-    let phase = Phase::ALL.into_iter().find(|phase| phase.name() == message.phase).unwrap_or_default();
-    let ProgressMessage { image, images, step, steps, reused, tile, tiles, fraction, .. } = message;
+    let fraction = message.progress.fraction;
     let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 0.0 };
-    let progress = Progress { phase, image, images, step, steps, reused, tile, tiles, fraction };
+    let progress = Progress { fraction, ..message.progress };
     if live.state().is_final() {
         return;
     }

@@ -51,6 +51,7 @@
 mod admin;
 mod announce;
 mod bucket;
+mod capabilities;
 mod catalogue;
 mod changes;
 mod claimer;

@@ -1,6 +1,5 @@
 //! Whether the queue can be used: found out by writing to it, as `/readyz` says it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,15 +20,14 @@ const REASON_TIMEOUT: Duration = Duration::from_millis(1000);
 
 impl Link {
     /// Checks that records and tickets can be written, within three seconds; blocks.
-    pub(super) fn check(self: &Arc<Self>) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         // Locked during the check: who comes meanwhile gets its result.
         let mut checked = lock(&self.health.checked);
         let recent = checked.as_ref().filter(|(at, _)| at.elapsed() < RECENT);
         let problem = match recent {
             Some((_, problem)) => problem.clone(),
             None => {
-                let link = Arc::clone(self);
-                let problem = self.wait(async move { link.probe().await.err() })?;
+                let problem = self.wait(self.probe()).err();
                 *checked = Some((Instant::now(), problem.clone()));
                 problem
             }
@@ -64,10 +62,7 @@ impl Link {
     }
 
     /// Runs a transfer, but not longer than the queue can be written: a client waits for it.
-    pub(super) async fn while_writable<T>(
-        self: &Arc<Self>,
-        transfer: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
+    pub(super) async fn while_writable<T>(&self, transfer: impl Future<Output = Result<T>>) -> Result<T> {
         let watching = async {
             loop {
                 tokio::time::sleep(RECENT).await;

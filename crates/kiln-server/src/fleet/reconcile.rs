@@ -83,9 +83,9 @@ impl Reconciler {
 
     /// Takes or renews the lease; returns whether this gateway has it.
     fn take_lease(&mut self, interval: Duration) -> Result<bool> {
-        let (link, own) = (Arc::clone(&self.link), Lease { gateway: self.link.id.clone() });
+        let (link, own) = (&self.link, Lease { gateway: self.link.id.clone() });
         let known = self.lease;
-        let taken = self.link.wait(async move {
+        let taken = link.wait(async {
             let (revision, outcome) = match known {
                 Some((revision, true, _)) => (revision, link.update(LEASE, &own, revision).await?),
                 _ => match link.entry(LEASE).await? {
@@ -102,7 +102,7 @@ impl Reconciler {
                 },
             };
             Ok::<_, FleetError>((revision, outcome))
-        })??;
+        })?;
         self.lease = match taken {
             (_, WriteOutcome::Revision(revision)) => Some((revision, true, Instant::now())),
             (revision, WriteOutcome::Conflict) => match known {
@@ -148,8 +148,8 @@ impl Reconciler {
 
     /// The last sequence of the stream, and what is on it for each subject. A stream that is gone is created again.
     fn count_tickets(&self, models: &HashSet<String>) -> Result<(u64, HashMap<String, StreamView>)> {
-        let (link, models) = (Arc::clone(&self.link), models.clone());
-        let counting = async move {
+        let link = &self.link;
+        let counting = async {
             let failed = |error: &dyn std::fmt::Display| FleetError(format!("counting tickets: {error}"));
             link.restore_stream(&link.jobs).await?;
             let last = link.jobs.get_info().await.map_err(|error| failed(&error))?.state.last_sequence;
@@ -165,18 +165,18 @@ impl Reconciler {
             }
             for model in models {
                 // Tickets that no worker can get are none. Without a consumer its first worker gets them all.
-                if let Ok(info) = link.jobs.consumer_info(token(&model)).await
-                    && let Some(view) = streams.get_mut(&link.ticket_subject(&model))
+                if let Ok(info) = link.jobs.consumer_info(token(model)).await
+                    && let Some(view) = streams.get_mut(&link.ticket_subject(model))
                 {
                     view.tickets = view.tickets.min(info.num_pending + info.num_ack_pending as u64);
                 }
             }
             Ok((last, streams))
         };
-        self.link.wait(async move {
+        link.wait(async {
             let limit = tokio::time::timeout(Duration::from_secs(20), counting);
             limit.await.unwrap_or_else(|_| Err(FleetError("counting tickets: timed out".into())))
-        })?
+        })
     }
 
     /// Takes jobs from workers that are gone, if their tickets did not bring that about.
@@ -231,18 +231,16 @@ impl Reconciler {
     }
 
     fn publish(&self, job: &Job) -> Result<()> {
-        let (link, job) = (Arc::clone(&self.link), job.clone());
         // A new id: the stream must not take it for a repetition.
-        self.link.wait(async move { link.publish_ticket(&job, &hex(random_bytes::<8>())).await })?
+        self.link.wait(self.link.publish_ticket(job, &hex(random_bytes::<8>())))
     }
 
     /// Removes the tickets that were there when they were counted.
     fn purge(&self, subject: String, last: u64) -> Result<()> {
         tracing::info!(subject, "removing tickets of jobs that have ended");
-        let link = Arc::clone(&self.link);
-        self.link.wait(async move {
-            let purged = link.jobs.purge().sequence(last + 1).filter(subject).await;
+        self.link.wait(async {
+            let purged = self.link.jobs.purge().sequence(last + 1).filter(subject).await;
             purged.map(|_| ()).map_err(|error| FleetError(format!("removing tickets: {error}")))
-        })?
+        })
     }
 }

@@ -1,7 +1,5 @@
 //! Jobs of workers that are gone, and jobs that are given up.
 
-use std::sync::Arc;
-
 use super::error::Result;
 use super::link::Link;
 use super::replica::{KnownJob, Replica};
@@ -10,7 +8,7 @@ use crate::jobs::job::Job;
 use crate::jobs::store::now;
 
 /// Takes a job from a worker that is gone, unless its record has changed; blocks.
-pub(super) fn recover(link: &Arc<Link>, replica: &Replica, job: KnownJob) -> Result<()> {
+pub(super) fn recover(link: &Link, replica: &Replica, job: KnownJob) -> Result<()> {
     let mut changed = Job::clone(&job.record);
     let is_alive = |worker: &str| replica.is_alive(worker);
     let given_up = rules::recover(&mut changed, is_alive, link.config.give_up, now());
@@ -22,17 +20,14 @@ pub(super) fn recover(link: &Arc<Link>, replica: &Replica, job: KnownJob) -> Res
     if given_up {
         bury(link, &changed);
     }
-    let (writer, key) = (Arc::clone(link), Job::record_key(&changed.id));
-    link.wait(async move { writer.update(&key, &changed, job.revision).await })??;
+    link.wait(link.update(&Job::record_key(&changed.id), &changed, job.revision))?;
     Ok(())
 }
 
 /// Writes a dead letter for a job that is given up. Its record says so in any case.
-pub(super) fn bury(link: &Arc<Link>, job: &Job) {
+pub(super) fn bury(link: &Link, job: &Job) {
     tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
-    let (writer, letter) = (Arc::clone(link), job.clone());
-    let buried = link.wait(async move { writer.publish_dead(&letter).await });
-    if let Err(error) = buried.and_then(|buried| buried) {
+    if let Err(error) = link.wait(link.publish_dead(job)) {
         tracing::error!(job = job.id, %error, "can't write a dead letter");
     }
 }

@@ -219,17 +219,13 @@ impl Replica {
 
     /// Waits until everything is known that was in the bucket when this was called. A write decides what that is: after
     /// a change of leaders, the servers' own word for the last revision may be an old one.
-    pub(super) fn catch_up(&self, link: &Arc<Link>) -> Result<()> {
-        let writing = Arc::clone(link);
-        let last = link.wait(async move { writing.fence().await })??;
-        self.wait_for(last)
+    pub(super) fn catch_up(&self, link: &Link) -> Result<()> {
+        self.wait_for(link.wait(link.fence())?)
     }
 
     /// [`Replica::catch_up`] for those who only read.
-    pub(super) fn catch_up_reading(&self, link: &Arc<Link>) -> Result<()> {
-        let asking = Arc::clone(link);
-        let last = link.wait(async move { asking.last_revision().await })??;
-        self.wait_for(last)
+    pub(super) fn catch_up_reading(&self, link: &Link) -> Result<()> {
+        self.wait_for(link.wait(link.last_revision())?)
     }
 
     /// The nodes that are alive, oldest first.
@@ -248,9 +244,7 @@ impl Replica {
         let fresh = state.fresh_since.is_some_and(|since| since.elapsed() > self.gone_after);
         !fresh || state.nodes.get(id).is_some_and(|node| node.seen.elapsed() < self.gone_after)
     }
-}
 
-impl Replica {
     /// Whether a node has announced itself lately.
     pub(super) fn is_alive(&self, id: &str) -> bool {
         self.state().nodes.get(id).is_some_and(|node| node.seen.elapsed() < self.gone_after)

@@ -11,6 +11,7 @@ use futures_util::StreamExt;
 use kiln_base::lock;
 
 use super::bucket::WriteOutcome;
+use super::capabilities::Capabilities;
 use super::error::{FleetError, Result};
 use super::link::Link;
 use super::records::TicketId;
@@ -19,7 +20,6 @@ use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
 use super::withdrawn::Withdrawn;
 use crate::jobs::Jobs;
-use crate::jobs::generator::name;
 use crate::jobs::job::Job;
 use crate::jobs::store::now;
 
@@ -37,15 +37,6 @@ pub(super) struct HeldTicket {
     pub(super) began: bool,
     /// Whether the job may be what its workers died of.
     pub(super) suspected: bool,
-}
-
-/// What this worker can run.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Capabilities {
-    /// Models, each with its hash.
-    pub(super) models: Vec<(String, Option<String>)>,
-    pub(super) loras: Vec<String>,
-    pub(super) vaes: Vec<String>,
 }
 
 /// The tickets of a worker.
@@ -98,45 +89,11 @@ impl Tickets {
 
     /// Updates what this worker can run.
     pub(super) fn update_capabilities(&self, jobs: &Jobs) {
-        let (models, withdrawn) = (jobs.catalogue.models(), self.withdrawn.list());
-        let models = models.into_iter().filter(|model| withdrawn.iter().all(|(name, _)| *name != model.name));
-        let models = models.map(|model| (jobs.catalogue.model_hash(&model.name), model.name));
-        let capabilities = Capabilities {
-            models: models.map(|(hash, name)| (name, hash)).collect(),
-            loras: jobs.catalogue.loras(),
-            vaes: jobs.catalogue.vaes(),
-        };
-        *lock(&self.capabilities) = capabilities;
+        *lock(&self.capabilities) = Capabilities::new(jobs, &self.withdrawn.list());
     }
 
-    /// Whether this worker may run a job: it has what the job names, and the job did not fail here.
-    pub(super) fn may_run(&self, job: &Job) -> bool {
-        let capabilities = lock(&self.capabilities);
-        let Some((_, hash)) = capabilities.models.iter().find(|(name, _)| *name == job.fleet.model) else {
-            return false;
-        };
-        let loras =
-            job.request.loras.iter().all(|lora| capabilities.loras.iter().any(|own| own == name(&lora.path)));
-        let vae =
-            job.request.vae.iter().all(|vae| capabilities.vaes.iter().any(|own| own == name(&vae.path)));
-        let own_hash = hash.clone();
-        drop(capabilities);
-        if !loras || !vae {
-            return false;
-        }
-        let others = self.replica.nodes();
-        let others = others.iter().filter(|node| node.worker && !node.draining && node.id != self.link.id);
-        let mut others = others.filter_map(|node| {
-            let model = node.models.iter().find(|model| model.info.name == job.fleet.model)?;
-            Some((node, model))
-        });
-        // Other weights under the same name: the job is left to workers with those that the gateway meant.
-        if job.fleet.hash.is_some() && job.fleet.hash != own_hash {
-            return !others.any(|(_, model)| model.hash == job.fleet.hash);
-        }
-        // A worker that it failed on tries it again only if no other worker can.
-        !job.fleet.failed_on.contains(&self.link.id)
-            || !others.any(|(node, _)| !job.fleet.failed_on.contains(&node.id))
+    fn may_run(&self, job: &Job) -> bool {
+        lock(&self.capabilities).may_run(job, &self.link.id, &self.replica)
     }
 
     /// Whether a job of this model is queued, even if this worker can't run it.
@@ -146,12 +103,11 @@ impl Tickets {
 
     /// Pulls a ticket of a model; waits a moment for one if a job is known to be queued.
     fn pull(&self, model: &str, is_queued: bool) -> Result<Option<Message>> {
-        let (link, model) = (Arc::clone(&self.link), model.to_owned());
-        let known = lock(&self.consumers).get(&model).cloned();
-        let (consumer, message) = self.link.wait(async move {
+        let known = lock(&self.consumers).get(model).cloned();
+        let (consumer, message) = self.link.wait(async {
             let consumer = match known {
                 Some(consumer) => consumer,
-                None => link.consumer(&model).await?,
+                None => self.link.consumer(model).await?,
             };
             let batch = if is_queued {
                 consumer.batch().max_messages(1).expires(TICKET_WAIT).messages().await
@@ -160,18 +116,16 @@ impl Tickets {
             };
             let mut batch = batch.map_err(|error| FleetError(error.to_string()))?;
             let message = batch.next().await.transpose().map_err(|error| FleetError(error.to_string()))?;
-            Ok::<_, FleetError>(((model, consumer), message))
-        })??;
-        lock(&self.consumers).insert(consumer.0, consumer.1);
+            Ok::<_, FleetError>((consumer, message))
+        })?;
+        lock(&self.consumers).insert(model.to_owned(), consumer);
         Ok(message)
     }
 
     /// Forgets the consumers: they may be gone, or their stream, which is created again.
     pub(super) fn forget_consumers(&self) {
         lock(&self.consumers).clear();
-        let link = Arc::clone(&self.link);
-        let restored = self.link.wait(async move { link.restore_stream(&link.jobs).await });
-        if let Err(error) = restored.and_then(|restored| restored) {
+        if let Err(error) = self.link.wait(self.link.restore_stream(&self.link.jobs)) {
             tracing::warn!(%error, "can't pull tickets");
         }
     }
@@ -244,14 +198,13 @@ impl Tickets {
             Release::Refuse => AckKind::Term,
             Release::Leave => return,
         };
-        let acker = Arc::clone(acker);
-        let sent = self.link.wait(async move {
+        let sent = self.link.wait(async {
             let sent = tokio::time::timeout(Duration::from_secs(2), acker.double_ack_with(kind));
             sent.await
                 .map_err(|_| FleetError("timed out".into()))?
                 .map_err(|error| FleetError(error.to_string()))
         });
-        if let Err(error) = sent.and_then(|sent| sent) {
+        if let Err(error) = sent {
             tracing::debug!(%error, "can't acknowledge a ticket; it will be delivered again");
         }
     }
@@ -375,7 +328,6 @@ impl Tickets {
     }
 
     pub(super) fn update(&self, job: &Job, revision: u64) -> Result<WriteOutcome> {
-        let (link, job) = (Arc::clone(&self.link), job.clone());
-        self.link.wait(async move { link.update(&Job::record_key(&job.id), &job, revision).await })?
+        self.link.wait(self.link.update(&Job::record_key(&job.id), job, revision))
     }
 }

@@ -119,8 +119,8 @@ impl FleetWorker {
                 tracing::warn!(job = id, %error, "could not return a job; it goes to another worker after a while");
             }
         }
-        let (link, key) = (Arc::clone(&self.tickets.link), format!("node.{}", self.tickets.link.id));
-        let _ = self.tickets.link.wait(async move { link.delete(&key).await });
+        let link = &self.tickets.link;
+        let _ = link.wait(link.delete(&format!("node.{}", link.id)));
     }
 
     /// Follows the records: jobs that are cancelled or taken over by another worker, and new ones.

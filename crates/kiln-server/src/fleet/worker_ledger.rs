@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
-use kiln_engine::Progress;
 
 use super::claimer::enqueue_claimed;
 use super::messages::{Outbox, Outgoing, ProgressMessage};
@@ -15,7 +14,8 @@ use crate::jobs::attempts::WeakAttempts;
 use crate::jobs::error::ErrorCode;
 use crate::jobs::health::Health;
 use crate::jobs::job::JobEnd;
-use crate::jobs::live::LiveJob;
+use crate::jobs::live::{JobSnapshot, LiveJob};
+use crate::jobs::metrics_text::MetricsText;
 use crate::jobs::roles::Attempting;
 use crate::jobs::store::{ImageRow, Store, StoreError};
 
@@ -90,33 +90,20 @@ impl Attempting for Arc<WorkerLedger> {
         let ticket = lock(&self.tickets.held).get(&image.job).map(|held| held.ticket);
         let Some(ticket) = ticket else { return Err(StoreError::Queue("another worker has the job".into())) };
         let record = ImageRecord::new(image, &self.tickets.link.id, ticket.sequence);
-        let (link, key) = (Arc::clone(&self.tickets.link), format!("image.{}", image.id));
-        self.tickets.link.wait(async move { link.put(&key, &record).await })??;
+        let link = &self.tickets.link;
+        link.wait(link.put(&format!("image.{}", image.id), &record))?;
         Ok(())
     }
 
     fn progress(&self, live: &LiveJob) {
         let link = &self.tickets.link;
         self.tickets.in_progress(Some(&live.id));
-        let snapshot = live.snapshot();
-        let Progress { phase, image, images, step, steps, reused, tile, tiles, fraction } = snapshot.progress;
-        let message = ProgressMessage {
-            phase: phase.name().to_owned(),
-            image,
-            images,
-            step,
-            steps,
-            reused,
-            tile,
-            tiles,
-            fraction,
-            time_left: snapshot.time_left,
-            notes: snapshot.notes,
-        };
+        let JobSnapshot { progress, time_left, notes, preview, .. } = live.snapshot();
+        let message = ProgressMessage { progress, time_left, notes };
         let payload = serde_json::to_vec(&message).unwrap_or_default();
         let subject = link.subject("progress", &live.id);
         self.outbox.send(Outgoing { subject, number: 0, payload: payload.into() });
-        let Some(preview) = snapshot.preview else { return };
+        let Some(preview) = preview else { return };
         let sent = lock(&self.sent_previews).insert(live.id.clone(), preview.number);
         if sent.is_none_or(|sent| sent < preview.number)
             && let Ok(png) = kiln_image::encode(&preview.image, kiln_image::Format::Png, None)
@@ -154,16 +141,9 @@ impl Health for WorkerHealth {
         }
     }
 
-    fn metrics(&self, out: &mut String) {
-        use std::fmt::Write;
-
-        let held = lock(&self.tickets.held).len();
+    fn metrics(&self, out: &mut MetricsText) {
+        out.gauge("kiln_jobs_in_flight", "Claimed jobs.", lock(&self.tickets.held).len());
         let redelivered = self.tickets.redelivered.load(SeqCst);
-        let _ = writeln!(
-            out,
-            "# HELP kiln_jobs_in_flight Claimed jobs.\n# TYPE kiln_jobs_in_flight gauge\nkiln_jobs_in_flight {held}\n\
-             # HELP kiln_redeliveries_total Tickets that were delivered again.\n\
-             # TYPE kiln_redeliveries_total counter\nkiln_redeliveries_total {redelivered}"
-        );
+        out.counter("kiln_redeliveries_total", "Tickets that were delivered again.", redelivered);
     }
 }

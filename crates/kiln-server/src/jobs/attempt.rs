@@ -244,7 +244,7 @@ impl JobAttempt {
         let stored = files.put(FileKind::Image, &row.file, &bytes).and_then(|()| ledger.save_image(&row));
         if let Err(error) = stored {
             files.discard_image(&row.file);
-            return Err(JobError::new(ErrorCode::Storage, error.to_string()));
+            return Err(error.into());
         }
         self.attempts.metrics.image_saved(bytes.len(), finished.steps);
         Ok(SavedImage { row, bytes })

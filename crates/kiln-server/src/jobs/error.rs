@@ -6,11 +6,12 @@ use kiln_engine::ErrorKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $name:literal $status:literal $kind:ident,)*) => {
-        /// A stable code for programs.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    ($($code:ident = $name:literal $status:literal $kind:ident,)*) => {
+        /// A stable code for programs: its name, its status over HTTP, and the kind of error that it is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[expect(missing_docs, reason = "the names say it")]
         pub enum ErrorCode {
-            $($(#[$doc])* $code,)*
+            $($code,)*
         }
 
         impl ErrorCode {
@@ -42,121 +43,67 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A field is out of its range, or does not fit the others.
+    // The request is at fault.
     InvalidValue = "invalid_value" 400 Value,
-    /// The request can't be read or fulfilled.
     InvalidRequest = "invalid_request" 400 Request,
-    /// A prompt exceeds the limit.
     PromptTooLong = "prompt_too_long" 400 Value,
-    /// An image can't be read.
     InvalidImage = "invalid_image" 400 Input,
-    /// An image exceeds the limit.
     ImageTooLarge = "image_too_large" 400 TooLarge,
-    /// A LoRA does not fit the model.
     LoraUnfit = "lora_unfit" 400 Lora,
-    /// The images or settings of a training are unusable.
     Unusable = "unusable" 400 Data,
-    /// The check refused an image.
     ImageRefused = "image_refused" 400 Request,
-    /// The same for OpenAI's clients.
     ContentPolicyViolation = "content_policy_violation" 400 Request,
-    /// The API key does not allow it.
     NotAllowed = "not_allowed" 400 Request,
-    /// The server does not offer it.
     NotAvailable = "not_available" 400 Request,
-    /// The server is not set up for it.
     NotSupported = "not_supported" 400 Request,
-    /// The `Host` header is not this server's.
+    // The caller, or what it may do.
     InvalidHost = "invalid_host" 400 Request,
-    /// The key is missing or wrong.
     InvalidApiKey = "invalid_api_key" 401 Request,
-    /// Only an administrator may do it.
     AdminOnly = "admin_only" 403 Request,
-    /// A page of another site sent it.
     Foreign = "foreign" 403 Request,
-    /// The licence of a model must be accepted first.
     LicenseNotAccepted = "license_not_accepted" 403 Request,
-    /// The LoRA was not trained here.
     NotTrainedHere = "not_trained_here" 403 Request,
-    /// It belongs to another client.
     NotYours = "not_yours" 403 Request,
-    /// The key does not allow training.
     TrainingNotAllowed = "training_not_allowed" 403 Request,
-    /// The server does not train.
     TrainingOff = "training_off" 403 Request,
-    /// There is no such thing.
+    // What it names, or how it is sent.
     NotFound = "not_found" 404 Input,
-    /// There is no such model.
     ModelNotFound = "model_not_found" 404 Input,
-    /// There is no such LoRA.
     LoraNotFound = "lora_not_found" 404 Input,
-    /// There is no such VAE.
     VaeNotFound = "vae_not_found" 404 Input,
-    /// There is no such image.
     InputNotFound = "input_not_found" 404 Input,
-    /// The image has no recipe.
     NoRecipe = "no_recipe" 404 Input,
-    /// The route has no such method.
     Method = "method" 405 Request,
-    /// The body arrives too slowly.
     TooSlow = "too_slow" 408 Request,
-    /// It was cancelled.
     Cancelled = "cancelled" 409 Cancelled,
-    /// The job is too far to be stopped.
     AtItsEnd = "at_its_end" 409 Request,
-    /// The job has no result yet.
     NotDone = "not_done" 409 Request,
-    /// The training is in another state.
     WrongState = "wrong_state" 409 Request,
-    /// The body exceeds the limit.
     TooLarge = "too_large" 413 Request,
-    /// No more images are kept for the client.
     InputsFull = "inputs_full" 413 Request,
-    /// The body has another type.
     MediaType = "media_type" 415 Request,
-    /// The range is outside the file.
     Range = "range" 416 Request,
-    /// The key was used for another request.
     IdempotencyKey = "idempotency_key" 422 Request,
-    /// No more trainings are accepted.
     TrainingsFull = "trainings_full" 429 Request,
-    /// No more jobs are accepted.
     QueueFull = "queue_full" 429 Request,
-    /// The key submits too fast.
     RateLimited = "rate_limited" 429 Request,
-    /// Too many wrong keys.
     TooManyAttempts = "too_many_attempts" 429 Request,
-    /// Generating failed.
+    // The server is at fault.
     GenerationFailed = "generation_failed" 500 Internal,
-    /// The model can't be used.
     ModelFailed = "model_failed" 500 Model,
-    /// The memory is used up.
     OutOfMemory = "out_of_memory" 500 OutOfMemory,
-    /// The result holds NaN or infinity.
     NotFinite = "not_finite" 500 NotFinite,
-    /// The image can't be encoded.
     Encoding = "encoding" 500 Internal,
-    /// A bug.
     Panicked = "panicked" 500 Internal,
-    /// The process ended meanwhile.
     Interrupted = "interrupted" 500 Internal,
-    /// Its record is gone.
     Lost = "lost" 500 File,
-    /// Its record can't be read.
     UnreadableJob = "unreadable_job" 500 File,
-    /// A download failed.
     DownloadFailed = "download_failed" 500 Download,
-    /// The prompt was not rewritten.
     UpsampleFailed = "upsample_failed" 500 Internal,
-    /// A training failed.
     TrainingFailed = "training_failed" 500 Diverged,
-    /// Too much is going on.
     Busy = "busy" 503 Internal,
-    /// The server is stopping.
     ShuttingDown = "shutting_down" 503 Internal,
-    /// The disk or the queue can't be used.
     Storage = "storage" 503 File,
-    /// It took too long.
     Timeout = "timeout" 504 Internal,
 }
 
@@ -245,6 +192,13 @@ impl JobError {
     /// Whether the job may succeed on another machine.
     pub(crate) fn may_be_retried(&self) -> bool {
         self.is_of_server() && self.code != ErrorCode::Timeout
+    }
+}
+
+/// An image of a request that can't be read.
+impl From<kiln_image::Error> for JobError {
+    fn from(error: kiln_image::Error) -> JobError {
+        JobError::new(ErrorCode::InvalidImage, error.to_string())
     }
 }
 

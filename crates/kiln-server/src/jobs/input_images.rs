@@ -88,13 +88,13 @@ impl Intake {
             JobError::new(ErrorCode::InputNotFound, format!("{role}: {what} `{name}` not found"))
         };
         let input = if source.starts_with(INPUT_PREFIX) {
-            let path = self.input_path(source, caller).map_err(storage)?;
+            let path = self.input_path(source, caller)?;
             path.ok_or_else(|| missing("input"))?;
-            self.keeping.touch_input(source, &caller.client).map_err(storage)?;
+            self.keeping.touch_input(source, &caller.client)?;
             source.to_owned()
         } else if let Some(id) = generated(source) {
-            let row = self.image(id, caller).map_err(storage)?.ok_or_else(|| missing("image"))?;
-            let path = self.files.path(FileKind::Image, &row.file).map_err(storage)?;
+            let row = self.image(id, caller)?.ok_or_else(|| missing("image"))?;
+            let path = self.files.path(FileKind::Image, &row.file)?;
             let bytes = path.and_then(|path| std::fs::read(path).ok()).ok_or_else(|| missing("image"))?;
             self.store_input(&bytes, role, caller)?
         } else {
@@ -111,7 +111,7 @@ impl Intake {
         // A cached image was checked when it arrived.
         if self.decoded.get(&input).is_none() {
             let _memory = self.reserve_decoding(bytes, role)?;
-            let image = kiln_image::from_bytes(role, bytes).map_err(unreadable)?;
+            let image = kiln_image::from_bytes(role, bytes)?;
             self.metrics.input_decoded();
             self.decoded.insert(&input, Arc::new(image));
         }
@@ -122,18 +122,7 @@ impl Intake {
     /// Stores a mask and returns its input name. Transparent areas mark what to change, as in OpenAI's API; in a mask
     /// without transparency, white areas do.
     pub(crate) fn store_mask(&self, bytes: &[u8], caller: &Caller) -> Result<String, JobError> {
-        let _memory = self.reserve_decoding(bytes, "mask")?;
-        let (image, transparency) = kiln_image::from_bytes_with_mask("mask", bytes).map_err(unreadable)?;
-        self.metrics.input_decoded();
-        let (image, png) = match transparency {
-            None => (image, None),
-            Some(mask) => {
-                let mask = gray_to_rgb(&mask)?;
-                let png = kiln_image::encode(&mask, Format::Png, None).map_err(unreadable)?;
-                (mask, Some(png))
-            }
-        };
-        self.store_decoded(png.as_deref().unwrap_or(bytes), image, caller)
+        self.store_mask_of(bytes, caller, |_, transparency| Ok(transparency))
     }
 
     /// Stores a mask as A1111's clients send it and returns its input name: white areas are regenerated, or if it is
@@ -147,23 +136,36 @@ impl Intake {
         if source.starts_with(INPUT_PREFIX) && !invert {
             return Ok(source.to_owned());
         }
-        let bytes = decode(source, "mask")?;
+        self.store_mask_of(&decode(source, "mask")?, caller, |image, transparency| {
+            let negative = |mask: &GrayImage| {
+                let pixels = mask.pixels().iter().map(|value| 255 - value).collect();
+                GrayImage::new(mask.width(), mask.height(), pixels)
+            };
+            Ok(match (transparency, invert) {
+                (None, false) => None,
+                (None, true) => Some(negative(&GrayImage::from(image))?),
+                (Some(transparency), false) => Some(negative(&transparency)?),
+                (Some(transparency), true) => Some(transparency),
+            })
+        })
+    }
+
+    /// Stores the mask that `make` makes of a file's image and transparency, white where the image changes; `None` stores
+    /// the file as it is.
+    fn store_mask_of(
+        &self,
+        bytes: &[u8],
+        caller: &Caller,
+        make: impl FnOnce(&RgbImage, Option<GrayImage>) -> Result<Option<GrayImage>, JobError>,
+    ) -> Result<String, JobError> {
         // Also for the mask that is made of it.
-        let _memory = self.reserve_decoding(&bytes, "mask")?;
-        let (image, transparency) = kiln_image::from_bytes_with_mask("mask", &bytes).map_err(unreadable)?;
+        let _memory = self.reserve_decoding(bytes, "mask")?;
+        let (image, transparency) = kiln_image::from_bytes_with_mask("mask", bytes)?;
         self.metrics.input_decoded();
-        let negative = |mask: &GrayImage| {
-            let pixels = mask.pixels().iter().map(|value| 255 - value).collect();
-            GrayImage::new(mask.width(), mask.height(), pixels).map_err(unreadable)
-        };
-        let mask = match (transparency, invert) {
-            (None, false) => return self.store_decoded(&bytes, image, caller),
-            (None, true) => negative(&GrayImage::from(&image))?,
-            (Some(transparency), false) => negative(&transparency)?,
-            (Some(transparency), true) => transparency,
-        };
-        let mask = gray_to_rgb(&mask)?;
-        let png = kiln_image::encode(&mask, Format::Png, None).map_err(unreadable)?;
+        let Some(mask) = make(&image, transparency)? else { return self.store_decoded(bytes, image, caller) };
+        let pixels = mask.pixels().iter().flat_map(|value| [*value; 3]).collect();
+        let mask = RgbImage::new(mask.width(), mask.height(), pixels)?;
+        let png = kiln_image::encode(&mask, Format::Png, None)?;
         self.store_decoded(&png, mask, caller)
     }
 
@@ -188,7 +190,7 @@ impl Intake {
     fn keep_input(&self, input: &str, bytes: &[u8], caller: &Caller) -> Result<(), JobError> {
         let size = bytes.len() as u64;
         let quota = caller.quotas.inputs.unwrap_or(self.config.limits.inputs);
-        match self.keeping.claim_input(input, &caller.client, size, quota).map_err(storage)? {
+        match self.keeping.claim_input(input, &caller.client, size, quota)? {
             Claim::Granted { evicted } => evicted.iter().for_each(|input| self.decoded.remove(input)),
             Claim::QuotaFull => {
                 let message = format!(
@@ -198,7 +200,7 @@ impl Intake {
                 return Err(JobError::new(ErrorCode::InputsFull, message));
             }
         }
-        self.files.put(FileKind::Input, InputFiles::hash(input), bytes).map_err(storage)
+        Ok(self.files.put(FileKind::Input, InputFiles::hash(input), bytes)?)
     }
 
     /// The file of an input that the caller may use.
@@ -219,7 +221,7 @@ impl Intake {
 
     /// Checks the size of an image and reserves the memory for decoding it.
     fn reserve_decoding(&self, bytes: &[u8], role: &str) -> Result<DecodePermit<'_>, JobError> {
-        let (width, height) = kiln_image::dimensions(role, bytes).map_err(unreadable)?;
+        let (width, height) = kiln_image::dimensions(role, bytes)?;
         let limits = &self.config.limits;
         let too_large = |limit: String| {
             let message = format!("{role} is {width}x{height}, which exceeds the limit of {limit}");
@@ -228,7 +230,7 @@ impl Intake {
         if u64::from(width) * u64::from(height) > limits.input_pixels {
             return too_large(format!("{} pixels", limits.input_pixels));
         }
-        let memory = kiln_image::decoding_bytes(role, bytes).map_err(unreadable)?;
+        let memory = kiln_image::decoding_bytes(role, bytes)?;
         if memory > limits.decoding {
             return too_large(format!(
                 "{} MiB for decoding: it needs {} MiB for its pixels and what lies beside them",
@@ -250,7 +252,7 @@ impl Jobs {
             None => {
                 let bytes = self.input_file(input).and_then(|path| std::fs::read(path).ok());
                 let bytes = bytes.ok_or_else(|| gone(input))?;
-                kiln_image::dimensions(role, &bytes).map_err(unreadable)?
+                kiln_image::dimensions(role, &bytes)?
             }
         };
         Ok(u64::from(size.0) * u64::from(size.1))
@@ -266,15 +268,15 @@ impl Jobs {
 impl InputSource for Jobs {
     /// Returns an input image, from the cache or decoded from its file.
     fn input_image(&self, input: &str) -> Result<InputImage, JobError> {
-        let path = self.files.path(FileKind::Input, InputFiles::hash(input)).map_err(storage)?;
+        let path = self.files.path(FileKind::Input, InputFiles::hash(input))?;
         let path = path.ok_or_else(|| gone(input))?;
         let image = match self.decoded.get(input) {
             Some(image) => image,
             None => {
                 let bytes = std::fs::read(&path).map_err(|_| gone(input))?;
-                let memory = kiln_image::decoding_bytes(input, &bytes).map_err(unreadable)?;
+                let memory = kiln_image::decoding_bytes(input, &bytes)?;
                 let _memory = self.decode_budget.reserve_patiently(memory);
-                let image = Arc::new(kiln_image::from_bytes(input, &bytes).map_err(unreadable)?);
+                let image = Arc::new(kiln_image::from_bytes(input, &bytes)?);
                 self.metrics.input_decoded();
                 self.decoded.insert(input, Arc::clone(&image));
                 image
@@ -289,21 +291,8 @@ impl InputSource for Jobs {
     }
 }
 
-fn gray_to_rgb(mask: &GrayImage) -> Result<RgbImage, JobError> {
-    let pixels = mask.pixels().iter().flat_map(|value| [*value; 3]).collect();
-    RgbImage::new(mask.width(), mask.height(), pixels).map_err(unreadable)
-}
-
 fn gone(input: &str) -> JobError {
     JobError::new(ErrorCode::InputNotFound, format!("the image `{input}` no longer exists"))
-}
-
-fn unreadable(error: kiln_image::Error) -> JobError {
-    JobError::new(ErrorCode::InvalidImage, error.to_string())
-}
-
-fn storage(error: StoreError) -> JobError {
-    JobError::new(ErrorCode::Storage, error.to_string())
 }
 
 /// Decodes a data URL or base64.

@@ -1,8 +1,7 @@
-//! Metrics in Prometheus' text format.
+//! Counters and histograms of a server, for `/metrics`.
 //! The time of a batched job's steps includes waiting for the decoding of the others.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -12,36 +11,7 @@ use kiln_engine::{Phase, StepCounts};
 use crate::jobs::error::ErrorCode;
 use crate::jobs::generator::LoadedModel;
 use crate::jobs::job::JobState;
-
-/// Upper bounds of the histograms' buckets, in seconds.
-const BUCKETS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Histogram {
-    counts: [u64; BUCKETS.len()],
-    count: u64,
-    sum: f64,
-}
-
-impl Histogram {
-    fn add(&mut self, seconds: f64) {
-        for (count, end) in self.counts.iter_mut().zip(BUCKETS) {
-            *count += u64::from(seconds <= end);
-        }
-        self.count += 1;
-        self.sum += seconds;
-    }
-
-    fn write(&self, out: &mut String, name: &str, label: &str) {
-        let comma = if label.is_empty() { "" } else { "," };
-        for (count, end) in self.counts.iter().zip(BUCKETS) {
-            let _ = writeln!(out, "{name}_bucket{{{label}{comma}le=\"{end}\"}} {count}");
-        }
-        let braces = if label.is_empty() { String::new() } else { format!("{{{label}}}") };
-        let _ = writeln!(out, "{name}_bucket{{{label}{comma}le=\"+Inf\"}} {}", self.count);
-        let _ = writeln!(out, "{name}_sum{braces} {}\n{name}_count{braces} {}", self.sum, self.count);
-    }
-}
+use crate::jobs::metrics_text::{Histogram, MetricsText};
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -149,107 +119,73 @@ impl Metrics {
         self.with(|c| c.recent_seconds_per_cost)
     }
 
-    pub(crate) fn text(&self, stats: &ServerStats) -> String {
-        let mut out = String::new();
-        let head = |out: &mut String, name: &str, kind: &str, help: &str| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        };
-        let one = |out: &mut String, name: &str, kind: &str, help: &str, value: u64| {
-            head(out, name, kind, help);
-            let _ = writeln!(out, "{name} {value}");
-        };
-        head(&mut out, "kiln_build_info", "gauge", "The version of Kiln.");
-        let _ = writeln!(
-            out,
-            "kiln_build_info{{version=\"{}\",target=\"{}-{}\"}} 1",
-            env!("CARGO_PKG_VERSION"),
-            std::env::consts::ARCH,
-            std::env::consts::OS
-        );
-        head(&mut out, "kiln_model_loaded", "gauge", "Models in memory, with their device and precision.");
-        for LoadedModel { name, device, backend, dtype, .. } in &stats.models {
-            let [name, device, backend, dtype] = [name, device, backend, dtype].map(|text| escape(text));
-            let _ = writeln!(
-                out,
-                "kiln_model_loaded{{model=\"{name}\",device=\"{device}\",backend=\"{backend}\",dtype=\"{dtype}\"}} 1"
-            );
-        }
-        head(&mut out, "kiln_model_load_seconds", "gauge", "How long loading each model in memory took.");
-        for LoadedModel { name, device, load_seconds, .. } in &stats.models {
-            let [name, device] = [name, device].map(|text| escape(text));
-            let _ = writeln!(
-                out,
-                "kiln_model_load_seconds{{model=\"{name}\",device=\"{device}\"}} {load_seconds:.3}"
-            );
-        }
-        head(&mut out, "kiln_device_free_bytes", "gauge", "Free memory of each device with a model.");
-        let free = stats.models.iter().filter_map(|model| Some((model.device.as_str(), model.free_memory?)));
-        for (device, free) in free.collect::<BTreeMap<_, _>>() {
-            let _ = writeln!(out, "kiln_device_free_bytes{{device=\"{}\"}} {free}", escape(device));
-        }
-        one(&mut out, "kiln_queue_length", "gauge", "Queued jobs.", stats.queued as u64);
-        one(
-            &mut out,
-            "kiln_queue_capacity",
-            "gauge",
-            "Maximum number of queued jobs.",
-            stats.queue_capacity as u64,
-        );
-        one(&mut out, "kiln_running", "gauge", "Running jobs.", stats.running as u64);
-        one(&mut out, "kiln_images_kept", "gauge", "Images in the gallery.", stats.saved_images);
-        one(
-            &mut out,
-            "kiln_decoding_peak_bytes",
-            "gauge",
-            "Most memory reserved for decoding input images at one time.",
-            stats.decoding_peak,
-        );
-        if let Some((resident, peak)) = memory() {
-            one(&mut out, "process_resident_memory_bytes", "gauge", "Resident memory.", resident);
-            one(&mut out, "kiln_memory_peak_bytes", "gauge", "Peak resident memory.", peak);
-        }
-        self.with(|c| {
-            one(&mut out, "kiln_queue_refused_total", "counter", "Jobs refused because the queue was full.", c.refused);
-            one(&mut out, "kiln_images_total", "counter", "Images generated.", c.images);
-            one(&mut out, "kiln_image_bytes_total", "counter", "Bytes of the generated image files.", c.image_bytes);
-            one(&mut out, "kiln_inputs_decoded_total", "counter", "Input images decoded.", c.decoded_inputs);
-            one(&mut out, "kiln_panics_total", "counter", "Panics during planning or generation.", c.panics);
-            head(&mut out, "kiln_batch_images_total", "counter", "Images started, by batch size.");
-            for (size, count) in &c.batches {
-                let _ = writeln!(out, "kiln_batch_images_total{{size=\"{size}\"}} {count}");
-            }
-            head(&mut out, "kiln_images_refused_total", "counter", "Images refused by the check, or because the check failed.");
-            for (cause, count) in ["check", "failure"].iter().zip(c.refused_images) {
-                let _ = writeln!(out, "kiln_images_refused_total{{cause=\"{cause}\"}} {count}");
-            }
-            head(&mut out, "kiln_steps_total", "counter", "Steps of generated images: computed, or reused from the step cache.");
-            let _ = writeln!(out, "kiln_steps_total{{kind=\"computed\"}} {}", c.steps.computed);
-            let _ = writeln!(out, "kiln_steps_total{{kind=\"reused\"}} {}", c.steps.reused);
-            head(&mut out, "kiln_jobs_total", "counter", "Ended jobs, by final state.");
-            for (state, count) in &c.jobs {
-                let _ = writeln!(out, "kiln_jobs_total{{state=\"{state}\"}} {count}");
-            }
-            head(&mut out, "kiln_errors_total", "counter", "Failed jobs, by error code.");
-            for (code, count) in &c.errors {
-                let _ = writeln!(out, "kiln_errors_total{{code=\"{code}\"}} {count}");
-            }
-            head(&mut out, "kiln_phase_seconds", "histogram", "Duration of each phase of jobs; `queue` is the time waiting.");
-            for (phase, histogram) in &c.phases {
-                histogram.write(&mut out, "kiln_phase_seconds", &format!("phase=\"{phase}\""));
-            }
-            head(&mut out, "kiln_http_request_seconds", "histogram", "Time until the response starts, by route.");
-            for (route, histogram) in &c.responses {
-                histogram.write(&mut out, "kiln_http_request_seconds", &format!("route=\"{route}\""));
-            }
-            head(&mut out, "kiln_http_requests_total", "counter", "HTTP requests, by method, route and status.");
-            for ((method, route, status), count) in &c.requests {
-                let _ = writeln!(
-                    out,
-                    "kiln_http_requests_total{{method=\"{method}\",route=\"{route}\",status=\"{status}\"}} {count}"
-                );
-            }
+    pub(crate) fn text(&self, stats: &ServerStats) -> MetricsText {
+        let mut out = MetricsText::default();
+        let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+        let version = [("version", env!("CARGO_PKG_VERSION").into()), ("target", target)];
+        out.family("kiln_build_info", "gauge", "The version of Kiln.", [(version, 1)]);
+        let loaded = stats.models.iter().map(|model| {
+            let LoadedModel { name, device, backend, dtype, .. } = model.clone();
+            ([("model", name), ("device", device), ("backend", backend), ("dtype", dtype)], 1)
         });
+        let help = "Models in memory, with their device and precision.";
+        out.family("kiln_model_loaded", "gauge", help, loaded);
+        let load_seconds = stats.models.iter().map(|model| {
+            let labels = [("model", model.name.clone()), ("device", model.device.clone())];
+            (labels, format!("{:.3}", model.load_seconds))
+        });
+        let help = "How long loading each model in memory took.";
+        out.family("kiln_model_load_seconds", "gauge", help, load_seconds);
+        let free = stats.models.iter().filter_map(|model| Some((&model.device, model.free_memory?)));
+        let free = free.collect::<BTreeMap<_, _>>().into_iter();
+        let free = free.map(|(device, free)| ([("device", device.clone())], free));
+        out.family("kiln_device_free_bytes", "gauge", "Free memory of each device with a model.", free);
+        out.gauge("kiln_queue_length", "Queued jobs.", stats.queued);
+        out.gauge("kiln_queue_capacity", "Maximum number of queued jobs.", stats.queue_capacity);
+        out.gauge("kiln_running", "Running jobs.", stats.running);
+        out.gauge("kiln_images_kept", "Images in the gallery.", stats.saved_images);
+        let help = "Most memory reserved for decoding input images at one time.";
+        out.gauge("kiln_decoding_peak_bytes", help, stats.decoding_peak);
+        if let Some((resident, peak)) = memory() {
+            out.gauge("process_resident_memory_bytes", "Resident memory.", resident);
+            out.gauge("kiln_memory_peak_bytes", "Peak resident memory.", peak);
+        }
+        self.with(|counters| counters.write(&mut out));
         out
+    }
+}
+
+impl Counters {
+    fn write(&self, out: &mut MetricsText) {
+        out.counter("kiln_queue_refused_total", "Jobs refused because the queue was full.", self.refused);
+        out.counter("kiln_images_total", "Images generated.", self.images);
+        out.counter("kiln_image_bytes_total", "Bytes of the generated image files.", self.image_bytes);
+        out.counter("kiln_inputs_decoded_total", "Input images decoded.", self.decoded_inputs);
+        out.counter("kiln_panics_total", "Panics during planning or generation.", self.panics);
+        let batches = self.batches.iter().map(|(size, count)| ([("size", size.to_string())], count));
+        out.family("kiln_batch_images_total", "counter", "Images started, by batch size.", batches);
+        let refused = ["check", "failure"].into_iter().zip(self.refused_images);
+        let refused = refused.map(|(cause, count)| ([("cause", cause.to_owned())], count));
+        let help = "Images refused by the check, or because the check failed.";
+        out.family("kiln_images_refused_total", "counter", help, refused);
+        let steps = [("computed", self.steps.computed), ("reused", self.steps.reused)];
+        let steps = steps.map(|(kind, count)| ([("kind", kind.to_owned())], count));
+        let help = "Steps of generated images: computed, or reused from the step cache.";
+        out.family("kiln_steps_total", "counter", help, steps);
+        let jobs = self.jobs.iter().map(|(state, count)| ([("state", (*state).to_owned())], count));
+        out.family("kiln_jobs_total", "counter", "Ended jobs, by final state.", jobs);
+        let errors = self.errors.iter().map(|(code, count)| ([("code", (*code).to_owned())], count));
+        out.family("kiln_errors_total", "counter", "Failed jobs, by error code.", errors);
+        let help = "Duration of each phase of jobs; `queue` is the time waiting.";
+        out.histograms("kiln_phase_seconds", help, "phase", &self.phases);
+        let help = "Time until the response starts, by route.";
+        out.histograms("kiln_http_request_seconds", help, "route", &self.responses);
+        let requests = self.requests.iter().map(|((method, route, status), count)| {
+            let method = ("method", (*method).to_owned());
+            ([method, ("route", route.clone()), ("status", status.to_string())], count)
+        });
+        let help = "HTTP requests, by method, route and status.";
+        out.family("kiln_http_requests_total", "counter", help, requests);
     }
 }
 
@@ -257,11 +193,6 @@ impl Metrics {
 fn method_label(method: &str) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")
-}
-
-/// Escapes the value of a label.
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Resident memory of this process in bytes, current and peak; only on Linux.
@@ -303,6 +234,7 @@ mod tests {
             decoding_peak: 0,
             models: vec![model],
         });
+        let text = text.0;
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (name, value) = line.rsplit_once(' ').unwrap();
             assert!(name.starts_with("kiln_") || name.starts_with("process_"), "{line}");

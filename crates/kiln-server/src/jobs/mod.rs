@@ -21,6 +21,7 @@ pub(crate) mod keys;
 pub(crate) mod limits;
 pub(crate) mod live;
 pub(crate) mod metrics;
+pub(crate) mod metrics_text;
 pub(crate) mod priority;
 pub(crate) mod queue;
 pub(crate) mod random;

@@ -29,7 +29,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_base::lock;
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension, Params, Row, Transaction, TransactionBehavior};
 
 pub use error::StoreError;
 pub(crate) use files::{FileKind, Files, INPUT_PREFIX, InputFiles, thumbnail_file};
@@ -107,6 +107,46 @@ impl Store {
         let connection = lock(&self.writer);
         connection.busy_timeout(BUSY_TIMEOUT.saturating_sub(started.elapsed()))?;
         Ok(connection)
+    }
+
+    /// Runs one statement that writes.
+    fn execute(&self, sql: &str, values: impl Params) -> Result<(), StoreError> {
+        self.writer()?.execute(sql, values)?;
+        Ok(())
+    }
+
+    /// Runs statements that write, all or none: an error undoes them.
+    fn transaction<T>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut db = self.writer()?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let done = work(&transaction)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
+    /// Reads the first row of a query, if there is one.
+    fn row<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Option<T>, StoreError> {
+        Ok(self.reader().query_row(sql, values, read).optional()?)
+    }
+
+    /// Reads all rows of a query.
+    fn rows<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        let db = self.reader();
+        let mut query = db.prepare(sql)?;
+        Ok(query.query_map(values, read)?.collect::<Result<_, _>>()?)
     }
 }
 

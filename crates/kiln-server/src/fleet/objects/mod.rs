@@ -43,10 +43,8 @@ impl StoredFiles {
     /// Deletes old files that no record names: those of workers that died before they wrote the record. Storing a file
     /// again resets its age.
     pub(super) fn delete_orphans(&self, known: impl FnOnce() -> Result<HashSet<String>>) -> Result<()> {
-        let storage = Arc::clone(&self.storage);
-        let listing = async move { with_retries("listing files", || storage.list()).await };
         let limit = self.link.config.orphan_age;
-        let mut old = self.link.wait(listing)??;
+        let mut old = self.link.wait(with_retries("listing files", || self.storage.list()))?;
         old.retain(|object| object.age > limit && is_object(&object.name));
         if old.is_empty() {
             return Ok(());
@@ -83,8 +81,7 @@ pub(super) struct Objects {
 impl Objects {
     /// Opens the storage that the link's configuration names.
     pub(super) fn open(link: &Arc<Link>, store: &Arc<Store>) -> Result<Objects> {
-        let opening = Arc::clone(link);
-        let storage = link.wait(async move { patiently(|| Storage::open(&opening)).await })??;
+        let storage = link.wait(patiently(|| Storage::open(link)))?;
         let stored = StoredFiles { link: Arc::clone(link), storage: Arc::new(storage) };
         Ok(Objects { stored, store: Arc::clone(store), fetched: Arc::default() })
     }
@@ -99,9 +96,8 @@ impl Objects {
     /// Fetches a file; `None` if there is none with this name, or if its content does not match the name.
     pub(super) fn fetch(&self, kind: FileKind, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(hash) = hash_of(name) else { return Ok(None) };
-        let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
-        let fetching = async move { with_retries("fetching a file", || storage.get(&object, &hash)).await };
-        match self.stored.link.wait(fetching)?? {
+        let (StoredFiles { link, storage }, object) = (&self.stored, object_name(kind, name));
+        match link.wait(with_retries("fetching a file", || storage.get(&object, &hash)))? {
             Content::Right(bytes) => Ok(Some(bytes)),
             Content::Missing => Ok(None),
             Content::Wrong => {
@@ -194,15 +190,11 @@ impl Files for Objects {
     fn put(&self, kind: FileKind, name: &str, bytes: &[u8]) -> std::result::Result<(), StoreError> {
         let unnamed = || FleetError(format!("`{name}` is not named by its content"));
         let hash = hash_of(name).ok_or_else(unnamed)?;
-        let (storage, object) = (Arc::clone(&self.stored.storage), object_name(kind, name));
-        let (bytes, fresh) = (Bytes::copy_from_slice(bytes), self.stored.link.config.orphan_age / 2);
-        let link = Arc::clone(&self.stored.link);
-        let put = async move {
-            let put = with_retries("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh));
-            // The client of a gateway does not wait for a queue that is out of order; a worker keeps its images.
-            if link.is_hurried() { link.while_writable(put).await } else { put.await }
-        };
-        Ok(self.stored.link.wait(put)??)
+        let (StoredFiles { link, storage }, object) = (&self.stored, object_name(kind, name));
+        let (bytes, fresh) = (Bytes::copy_from_slice(bytes), link.config.orphan_age / 2);
+        let put = with_retries("storing a file", || storage.put(&object, &hash, bytes.clone(), fresh));
+        // The client of a gateway does not wait for a queue that is out of order; a worker keeps its images.
+        Ok(if link.is_hurried() { link.wait(link.while_writable(put)) } else { link.wait(put) }?)
     }
 
     fn path(&self, kind: FileKind, name: &str) -> std::result::Result<Option<PathBuf>, StoreError> {

@@ -128,8 +128,7 @@ impl From<JobError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         tracing::error!(%error, "storage failed");
-        let message = kiln_base::without_folders(&error.to_string()).into_owned();
-        ApiError::new(ErrorCode::Storage, message)
+        JobError::from(error).into()
     }
 }
 

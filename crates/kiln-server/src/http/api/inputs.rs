@@ -12,7 +12,7 @@ use super::file::file_response;
 use super::recipes::UNREADABLE;
 use super::{Caller, Path, immutable, json, run_blocking, with_location};
 use crate::Server;
-use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::error::JobError;
 use crate::jobs::intake::Intake;
 
 /// An uploaded image.
@@ -42,7 +42,7 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
     run_blocking(move || {
         let id = server.store_input(&body.bytes, "image", &caller)?;
         let size = kiln_image::dimensions("image", &body.bytes);
-        let (width, height) = size.map_err(|e| JobError::new(ErrorCode::InvalidImage, e.to_string()))?;
+        let (width, height) = size.map_err(JobError::from)?;
         let (recipe, recipe_error) = match kiln_image::read_recipe(&body.bytes) {
             Ok(text) => (text.is_some(), None),
             Err(kiln_image::Error::Text { .. }) => (false, Some(UNREADABLE.to_owned())),

@@ -77,7 +77,7 @@ pub(crate) async fn metrics(State(jobs): State<Jobs>, caller: Caller) -> Result<
     let text = run_blocking(move || {
         let mut text = jobs.metrics.text(&jobs.stats());
         jobs.health.metrics(&mut text);
-        Ok::<_, ApiError>(text)
+        Ok::<_, ApiError>(text.0)
     })
     .await?;
     Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text.into()))

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::jobs::error::{ErrorCode, JobError};
+
 /// An error of the database or of a file.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -33,4 +35,10 @@ pub enum StoreError {
         /// The newest version known here.
         known: u32,
     },
+}
+
+impl From<StoreError> for JobError {
+    fn from(error: StoreError) -> JobError {
+        JobError::new(ErrorCode::Storage, error.to_string())
+    }
 }

@@ -44,10 +44,10 @@ impl IdempotencyKey {
         .optional()
     }
 
-    pub(super) fn insert(&self, db: &Connection, job: &str) -> rusqlite::Result<()> {
+    pub(super) fn insert(&self, db: &Connection, job: &Job) -> rusqlite::Result<()> {
         db.execute(
             "INSERT OR REPLACE INTO idempotency (client, key, fingerprint, job, created) VALUES (?, ?, ?, ?, ?)",
-            params![self.client, self.key, self.fingerprint, job, now()],
+            params![self.client, self.key, self.fingerprint, job.id, job.created],
         )?;
         Ok(())
     }

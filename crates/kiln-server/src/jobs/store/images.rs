@@ -1,7 +1,7 @@
 //! The gallery: all generated images that were not deleted.
 
 use kiln_engine::Request;
-use rusqlite::{OptionalExtension, Row, ToSql, Transaction, params};
+use rusqlite::{Row, ToSql, Transaction, params};
 use serde::Serialize;
 
 use super::jobs::{ListBudget, parse_request, to_json};
@@ -115,7 +115,7 @@ fn image_row(row: &Row<'_>) -> rusqlite::Result<ImageRow> {
 impl Store {
     /// Stores an image, in place of one with the same id; at the end of the gallery, or at this place.
     pub(crate) fn insert_image(&self, image: &ImageRow, place: Option<i64>) -> Result<(), StoreError> {
-        self.writer()?.execute(
+        self.execute(
             "INSERT OR REPLACE INTO pictures
              (seq, id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -135,22 +135,17 @@ impl Store {
                 to_json(&image.request),
                 image.recipe
             ],
-        )?;
-        Ok(())
+        )
     }
 
     /// The image with this id.
     pub fn image(&self, id: &str) -> Result<Option<ImageRow>, StoreError> {
-        let db = self.reader();
-        let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
-        Ok(query.query_row([id], image_row).optional()?)
+        self.row(&format!("{SELECT} WHERE id = ?"), [id], image_row)
     }
 
     /// The images of a job.
     pub fn images_of(&self, job: &str) -> Result<Vec<ImageRow>, StoreError> {
-        let db = self.reader();
-        let mut query = db.prepare(&format!("{SELECT} WHERE job = ? ORDER BY number"))?;
-        Ok(query.query_map([job], image_row)?.collect::<Result<_, _>>()?)
+        self.rows(&format!("{SELECT} WHERE job = ? ORDER BY number"), [job], image_row)
     }
 
     /// The images that match a query, newest first, and whether there are more.
@@ -199,8 +194,7 @@ impl Store {
 
     /// Deletes the rows of a job's images, not their files: another attempt writes them again.
     pub(crate) fn delete_images_of(&self, job: &str) -> Result<(), StoreError> {
-        self.writer()?.execute("DELETE FROM pictures WHERE job = ?", [job])?;
-        Ok(())
+        self.execute("DELETE FROM pictures WHERE job = ?", [job])
     }
 
     /// Deletes an image and its files; returns whether it existed.
@@ -208,7 +202,7 @@ impl Store {
         let Some(image) = self.image(id)? else { return Ok(false) };
         // Files first: on a full disk the database needs the space they free.
         self.remove_files(&image.file);
-        self.writer()?.execute("DELETE FROM pictures WHERE id = ?", [id])?;
+        self.execute("DELETE FROM pictures WHERE id = ?", [id])?;
         Ok(true)
     }
 }

@@ -61,14 +61,12 @@ impl InputFiles<'_> {
     /// Notes that a client uses an input that it claimed.
     pub(crate) fn touch(&self, name: &str, client: &str) -> Result<(), StoreError> {
         let used = "UPDATE inputs SET used = ? WHERE hash = ? AND client = ?";
-        self.0.writer()?.execute(used, params![now(), hash(name), client])?;
-        Ok(())
+        self.0.execute(used, params![now(), hash(name), client])
     }
 
     /// Deletes all claims to an input whose file is gone.
     pub(crate) fn release(&self, name: &str) -> Result<(), StoreError> {
-        self.0.writer()?.execute("DELETE FROM inputs WHERE hash = ?", [hash(name)])?;
-        Ok(())
+        self.0.execute("DELETE FROM inputs WHERE hash = ?", [hash(name)])
     }
 
     /// Whether a client has claimed this input.

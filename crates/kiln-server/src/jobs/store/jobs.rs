@@ -2,11 +2,10 @@
 
 use kiln_engine::Request;
 use rusqlite::types::ValueRef;
-use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
+use rusqlite::{Row, Transaction, params};
 
-use super::files::INPUT_PREFIX;
 use super::idempotency::IdempotencyKey;
-use super::{Store, StoreError, now, order};
+use super::{InputFiles, Store, StoreError, now, order};
 use crate::jobs::error::JobError;
 use crate::jobs::generator::name;
 use crate::jobs::job::{Job, JobEnd, JobState};
@@ -17,82 +16,48 @@ impl Store {
     /// that one's id is returned instead, or no id if its request was another one.
     pub(crate) fn insert(&self, job: &Job) -> Result<Option<Option<String>>, StoreError> {
         let key = IdempotencyKey::of(job);
-        let request = to_json(&job.request);
-        let mut db = self.writer()?;
-        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        if let Some(key) = &key
-            && let Some((earlier, fingerprint)) = key.find(&transaction)?
-        {
-            return Ok(Some(Some(earlier).filter(|_| fingerprint == key.fingerprint)));
-        }
-        transaction.execute(
-            "INSERT INTO jobs (id, client, attached, priority, request, state, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            params![
-                job.id,
-                job.client,
-                job.attached,
-                job.priority.number(),
-                request,
-                job.state.name(),
-                job.created
-            ],
-        )?;
-        for file in job.request.images() {
-            let input = name(&file.path);
-            let input = input.strip_prefix(INPUT_PREFIX).unwrap_or(input);
-            transaction
-                .execute("INSERT INTO job_inputs (job, input) VALUES (?, ?)", params![job.id, input])?;
-        }
-        if let Some(key) = key {
-            key.insert(&transaction, &job.id)?;
-        }
-        if let Some(url) = &job.webhook {
-            transaction.execute("INSERT INTO webhooks (job, url) VALUES (?, ?)", params![job.id, url])?;
-        }
-        transaction.commit()?;
-        Ok(None)
+        self.transaction(|transaction| {
+            if let Some(key) = &key
+                && let Some((earlier, fingerprint)) = key.find(transaction)?
+            {
+                return Ok(Some(Some(earlier).filter(|_| fingerprint == key.fingerprint)));
+            }
+            put(transaction, job, None)?;
+            Ok(None)
+        })
     }
 
     /// Marks a job as running and counts an attempt.
     pub fn start(&self, id: &str) -> Result<(), StoreError> {
-        self.writer()?.execute(
-            "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?",
-            params![now(), id],
-        )?;
-        Ok(())
+        let running = "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?";
+        self.execute(running, params![now(), id])
     }
 
     /// Returns a started job to the queue; the attempt does not count.
     pub fn undo_start(&self, id: &str) -> Result<(), StoreError> {
-        self.writer()?.execute(
+        self.execute(
             "UPDATE jobs SET state = 'queued', attempts = max(attempts - 1, 0), started = NULL WHERE id = ?",
             [id],
-        )?;
-        Ok(())
+        )
     }
 
     /// Returns a job that an earlier process left unfinished to the queue; its attempts still count.
     pub fn requeue(&self, id: &str) -> Result<(), StoreError> {
-        self.writer()?.execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", [id])?;
-        Ok(())
+        self.execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", [id])
     }
 
     /// Records the end of a job.
     pub(crate) fn finish(&self, end: &JobEnd) -> Result<(), StoreError> {
         let (code, message) = end.error.as_ref().map(|error| (error.code.name(), &error.message)).unzip();
-        let notes = (!end.notes.is_empty()).then(|| serde_json::to_string(&end.notes).unwrap_or_default());
-        self.writer()?.execute(
+        self.execute(
             "UPDATE jobs SET state = ?, finished = ?, error_code = ?, error = ?, notes = ? WHERE id = ?",
-            params![end.state.name(), end.finished, code, message, notes, end.id],
-        )?;
-        Ok(())
+            params![end.state.name(), end.finished, code, message, notes_json(&end.notes), end.id],
+        )
     }
 
     /// The job with this id.
     pub(crate) fn job(&self, id: &str) -> Result<Option<Job>, StoreError> {
-        let db = self.reader();
-        let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
-        Ok(query.query_row([id], read_job).optional()?)
+        self.row(&format!("{SELECT} WHERE id = ?"), [id], read_job)
     }
 
     /// The latest jobs, newest first; of one client or of all. Fewer if their requests are very long.
@@ -112,18 +77,65 @@ impl Store {
 
     /// The client that submitted a job.
     pub fn client_of(&self, id: &str) -> Result<Option<String>, StoreError> {
-        let db = self.reader();
-        let mut query = db.prepare("SELECT client FROM jobs WHERE id = ?")?;
-        Ok(query.query_row([id], |row| row.get(0)).optional()?)
+        self.row("SELECT client FROM jobs WHERE id = ?", [id], |row| row.get(0))
     }
 
     /// Jobs that an earlier process left unfinished, oldest first.
     pub(crate) fn unfinished(&self) -> Result<Vec<Job>, StoreError> {
-        let db = self.reader();
-        let mut query =
-            db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
-        Ok(query.query_map([], read_job)?.collect::<Result<_, _>>()?)
+        let sql = format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK);
+        self.rows(&sql, [], read_job)
     }
+}
+
+/// Writes a job, in place of one with its id; as the last one, or at this place.
+pub(super) fn put(transaction: &Transaction<'_>, job: &Job, place: Option<i64>) -> Result<(), StoreError> {
+    // A job that is tried again shows no error.
+    let error = job.error.as_ref().filter(|_| job.state.is_final());
+    let (code, message) = error.map(|error| (error.code.name(), &error.message)).unzip();
+    transaction.execute(
+        "INSERT INTO jobs (seq, id, client, attached, priority, request, state, attempts, created, started, finished,
+         error_code, error, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT (id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
+         started = excluded.started, finished = excluded.finished, error_code = excluded.error_code,
+         error = excluded.error, notes = excluded.notes",
+        params![
+            place,
+            job.id,
+            job.client,
+            job.attached,
+            job.priority.number(),
+            to_json(&job.request),
+            job.state.name(),
+            job.attempts,
+            job.created,
+            job.started,
+            job.finished,
+            code,
+            message,
+            notes_json(&job.notes)
+        ],
+    )?;
+    for file in job.request.images() {
+        transaction.execute(
+            "INSERT INTO job_inputs (job, input) SELECT ?1, ?2
+             WHERE NOT EXISTS (SELECT 1 FROM job_inputs WHERE job = ?1 AND input = ?2)",
+            params![job.id, InputFiles::hash(name(&file.path))],
+        )?;
+    }
+    if let Some(key) = IdempotencyKey::of(job) {
+        key.insert(transaction, job)?;
+    }
+    match &job.webhook {
+        Some(url) => transaction
+            .execute("INSERT OR REPLACE INTO webhooks (job, url) VALUES (?, ?)", params![job.id, url])?,
+        None => transaction.execute("DELETE FROM webhooks WHERE job = ?", [&job.id])?,
+    };
+    Ok(())
+}
+
+/// Notes as JSON; `None` without any.
+fn notes_json(notes: &[String]) -> Option<String> {
+    (!notes.is_empty()).then(|| serde_json::to_string(notes).unwrap_or_default())
 }
 
 /// What a list may hold: a request of long prompts is repeated for each of its images, and a list must not fill the memory.

@@ -47,12 +47,11 @@ impl Store {
     /// Deletes images that lay in the trash long enough from the database; returns their files.
     pub(super) fn empty_trash(&self, now: i64) -> Result<Vec<String>, StoreError> {
         let before = now - TRASH_LIFETIME;
-        let mut db = self.writer()?;
-        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let files = delete_images(&transaction, OLD_TRASH, before)?;
-        transaction.execute("DELETE FROM marks WHERE picture NOT IN (SELECT id FROM pictures)", [])?;
-        transaction.commit()?;
-        Ok(files)
+        self.transaction(|transaction| {
+            let files = delete_images(transaction, OLD_TRASH, before)?;
+            transaction.execute("DELETE FROM marks WHERE picture NOT IN (SELECT id FROM pictures)", [])?;
+            Ok(files)
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The order that clients give their waiting jobs.
 
-use rusqlite::{TransactionBehavior, params};
+use rusqlite::params;
 
 use super::{Store, StoreError};
 
@@ -10,19 +10,18 @@ pub(super) const RANK: &str = "coalesce((SELECT rank FROM job_ranks WHERE job = 
 impl Store {
     /// Gives these jobs each other's places, in this order.
     pub(crate) fn set_order(&self, ids: &[String]) -> Result<(), StoreError> {
-        let mut db = self.writer()?;
-        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut places = Vec::with_capacity(ids.len());
-        for id in ids {
-            let sql = format!("SELECT {RANK} FROM jobs WHERE id = ?");
-            places.push(transaction.query_row(&sql, [id], |row| row.get::<_, i64>(0))?);
-        }
-        places.sort_unstable();
-        for (id, place) in ids.iter().zip(places) {
-            transaction
-                .execute("INSERT OR REPLACE INTO job_ranks (job, rank) VALUES (?, ?)", params![id, place])?;
-        }
-        transaction.commit()?;
-        Ok(())
+        self.transaction(|transaction| {
+            let mut places = Vec::with_capacity(ids.len());
+            for id in ids {
+                let sql = format!("SELECT {RANK} FROM jobs WHERE id = ?");
+                places.push(transaction.query_row(&sql, [id], |row| row.get::<_, i64>(0))?);
+            }
+            places.sort_unstable();
+            for (id, place) in ids.iter().zip(places) {
+                let put = "INSERT OR REPLACE INTO job_ranks (job, rank) VALUES (?, ?)";
+                transaction.execute(put, params![id, place])?;
+            }
+            Ok(())
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Plots: grids of jobs that differ in one or two settings.
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 use serde::{Deserialize, Serialize};
 
 use super::{Store, StoreError};
@@ -52,16 +52,12 @@ impl Store {
     }
 
     pub(crate) fn plot(&self, id: &str) -> Result<Option<PlotRow>, StoreError> {
-        let db = self.reader();
-        let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
-        Ok(query.query_row([id], plot_row).optional()?)
+        self.row(&format!("{SELECT} WHERE id = ?"), [id], plot_row)
     }
 
     /// The latest plots, newest first; of one client or of all.
     pub(crate) fn plots(&self, limit: u32, client: Option<&str>) -> Result<Vec<PlotRow>, StoreError> {
-        let db = self.reader();
         let sql = format!("{SELECT} WHERE ?1 IS NULL OR client = ?1 ORDER BY seq DESC LIMIT ?2");
-        let mut query = db.prepare(&sql)?;
-        Ok(query.query_map(params![client, limit], plot_row)?.collect::<Result<_, _>>()?)
+        self.rows(&sql, params![client, limit], plot_row)
     }
 }

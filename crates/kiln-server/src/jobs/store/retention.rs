@@ -1,7 +1,5 @@
 //! What the gallery keeps: a number of images, and optionally their bytes. Clients share it: who has the most loses first.
 
-use rusqlite::TransactionBehavior;
-
 use super::images::delete_images;
 use super::{Store, StoreError};
 
@@ -64,16 +62,15 @@ pub(super) fn beyond(
 impl Store {
     /// Deletes images beyond the limits, and old jobs without images, from the database; returns the files of the images.
     pub(super) fn delete_beyond(&self, limits: GalleryLimits) -> Result<Vec<String>, StoreError> {
-        let mut db = self.writer()?;
-        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut files = delete_images(&transaction, BEYOND_NUMBER, limits.images.into())?;
-        if let Some(bytes) = limits.bytes {
-            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-            files.extend(delete_images(&transaction, BEYOND_BYTES, bytes)?);
-        }
-        transaction.execute(&format!("DELETE FROM jobs WHERE {OLD_JOBS}"), [KEEP_JOBS])?;
-        transaction.commit()?;
-        Ok(files)
+        self.transaction(|transaction| {
+            let mut files = delete_images(transaction, BEYOND_NUMBER, limits.images.into())?;
+            if let Some(bytes) = limits.bytes {
+                let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+                files.extend(delete_images(transaction, BEYOND_BYTES, bytes)?);
+            }
+            transaction.execute(&format!("DELETE FROM jobs WHERE {OLD_JOBS}"), [KEEP_JOBS])?;
+            Ok(files)
+        })
     }
 
     /// Whether the image files have more bytes than they may.

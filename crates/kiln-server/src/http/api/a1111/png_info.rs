@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::http::api::body::Json;
 use crate::http::api::error::ApiError;
 use crate::http::api::{json, run_blocking};
-use crate::jobs::error::{ErrorCode, JobError};
+use crate::jobs::error::JobError;
 use crate::jobs::input_images::decode;
 
 /// An image file.
@@ -43,9 +43,8 @@ pub(crate) async fn png_info(Json(body, permit): Json<PngInfo>) -> Result<Respon
     run_blocking(move || {
         let bytes = decode(&body.image, "image")?;
         drop(permit);
-        let unreadable = |error: kiln_image::Error| JobError::new(ErrorCode::InvalidImage, error.to_string());
-        let text = kiln_image::read_parameters(&bytes).map_err(unreadable)?;
-        let recipe = kiln_image::read_recipe(&bytes).map_err(unreadable)?;
+        let text = kiln_image::read_parameters(&bytes).map_err(JobError::from)?;
+        let recipe = kiln_image::read_recipe(&bytes).map_err(JobError::from)?;
         let info = text.or_else(|| Some(Recipe::parse(recipe.as_deref()?).ok()?.parameters()));
         let mut items = Map::new();
         items.extend(info.clone().map(|info| ("parameters".to_owned(), info.into())));
