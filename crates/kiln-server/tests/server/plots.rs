@@ -48,7 +48,7 @@ async fn a_plot_is_accepted_whole_or_not_at_all() {
     );
     let axis = |field: &str, values: Value| json!({ "field": field, "values": values });
     let wrong = [
-        (plot(axis("steps", json!([1, 9999])), Value::Null), "\"steps\" must be between"),
+        (plot(axis("steps", json!([1, 9999])), Value::Null), "\\\"steps\\\" must be between"),
         (plot(axis("steps", json!([])), Value::Null), "no values"),
         (plot(axis("references", json!(["a"])), Value::Null), "can't vary `references`"),
         (plot(axis("steps", json!([1])), axis("steps", json!([2]))), "both axes"),
