@@ -109,7 +109,7 @@ async fn a_training_runs_to_its_lora_with_losses_samples_and_events() {
     act(&server, id, "cancel").await.expect_error(409, "wrong_state");
     act(&server, id, "resume").await.expect_error(409, "wrong_state");
     let folder = server.folder().path().join("trainings").join(id);
-    assert!(folder.join("images/0001-b.png").is_file() && folder.join("images/0002-b.txt").is_file());
+    assert!(folder.join("pictures/0001-b.png").is_file() && folder.join("pictures/0002-b.txt").is_file());
     server.delete(&format!("/v1/trainings/{id}")).await.ok();
     assert!(!folder.exists());
     server.get(&format!("/v1/trainings/{id}")).await.expect_error(404, "not_found");
