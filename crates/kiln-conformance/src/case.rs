@@ -7,7 +7,7 @@ use kiln_base::lock;
 use kiln_ops::{Backend, Reference, TrainingBackend};
 use kiln_tensor::DType;
 
-use crate::case_run::{CaseRun, Outcome, Record, Scenario, TrainingScenario};
+use crate::case_run::{CaseRun, Outcome, Record, Scenario};
 
 type Run<B> = Box<dyn Fn(&B) -> Result<Vec<Record>, String> + Send + Sync>;
 type Expected = Arc<OnceLock<Result<Vec<Record>, String>>>;
@@ -19,7 +19,7 @@ pub struct Case<B> {
     reference: Run<Reference>,
 }
 
-impl<B: Backend> Case<B> {
+impl<B: TrainingBackend> Case<B> {
     pub(crate) fn new(name: String, dtype: DType, scenario: Arc<impl Scenario>) -> Self {
         let other = Arc::clone(&scenario);
         let candidate = runner(name.clone(), dtype, false, move |t: &mut CaseRun<'_, B>| scenario.run(t));
@@ -65,15 +65,6 @@ impl<B: Backend> Case<B> {
         static EXPECTED: LazyLock<Mutex<HashMap<String, Expected>>> = LazyLock::new(Mutex::default);
         let mut expected = lock(&EXPECTED);
         Arc::clone(expected.entry(self.name.clone()).or_default())
-    }
-}
-
-impl<B: TrainingBackend> Case<B> {
-    pub(crate) fn training(name: String, dtype: DType, scenario: Arc<impl TrainingScenario>) -> Self {
-        let other = Arc::clone(&scenario);
-        let candidate = runner(name.clone(), dtype, false, move |t: &mut CaseRun<'_, B>| scenario.run(t));
-        let reference = runner(name.clone(), dtype, true, move |t: &mut CaseRun<'_, Reference>| other.run(t));
-        Case { name, candidate, reference }
     }
 }
 

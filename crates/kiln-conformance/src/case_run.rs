@@ -1,19 +1,19 @@
 //! One run of a case on one backend: creating the inputs and recording the results.
 
-use kiln_ops::{Backend, Error, Result, RopeLayout, RopeTable, Tensor, TrainingBackend};
-use kiln_tensor::{DType, HostTensor, Shape, f16};
+use kiln_ops::{Backend, Error, Residency, Result, RopeLayout, RopeTable, Tensor, TrainingBackend};
+use kiln_tensor::{DType, HostLinear, HostTensor, Shape, f16};
 
 use crate::Tolerance;
 use crate::random::{Distribution, Random};
 
 /// The calls of a case; written once, run on the candidate and on the reference.
 pub(crate) trait Scenario: Send + Sync + 'static {
-    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()>;
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()>;
 }
 
-/// As [`Scenario`], for the operations of training.
-pub(crate) trait TrainingScenario: Send + Sync + 'static {
-    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()>;
+/// Loads a layer to the device.
+pub(crate) fn load<B: Backend>(b: &B, layer: HostLinear) -> Result<B::Weight> {
+    b.load_weight(layer, Residency::Device)
 }
 
 /// A labelled outcome.

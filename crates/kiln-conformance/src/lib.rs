@@ -33,7 +33,7 @@ mod random;
 mod trials;
 
 pub use case::Case;
-pub use cases::{cases, training_cases};
+pub use cases::cases;
 pub use compare::Tolerance;
 pub use libtest_mimic;
-pub use trials::{Skip, bit_identical, training_trials, training_trials_of_both, trials, trials_of_both};
+pub use trials::{Skip, bit_identical, trials, trials_of_both};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kiln_ops::{Backend, TrainingBackend};
+use kiln_ops::TrainingBackend;
 use libtest_mimic::Trial;
 
-use crate::{Case, cases, training_cases};
+use crate::{Case, cases};
 
 /// Cases that a backend does not run, and why.
 #[derive(Clone, Copy, Debug)]
@@ -19,23 +19,13 @@ pub struct Skip {
 /// Returns a trial for every case, named after it and the backend's `name`, such as `swiglu/odd_tails/f32::cpu_avx512`.
 ///
 /// Skipped cases are listed as ignored, with their reason. A skip that matches no case is a failing trial.
-pub fn trials<B: Backend + 'static>(name: &str, backend: &Arc<B>, skips: &[Skip]) -> Vec<Trial> {
+pub fn trials<B: TrainingBackend + 'static>(name: &str, backend: &Arc<B>, skips: &[Skip]) -> Vec<Trial> {
     let backend = Arc::clone(backend);
     checked(name, cases(), skips, move |case: &Case<B>| case.check(&backend))
 }
 
-/// Returns a trial for every case of training, as [`trials`].
-pub fn training_trials<B: TrainingBackend + 'static>(
-    name: &str,
-    backend: &Arc<B>,
-    skips: &[Skip],
-) -> Vec<Trial> {
-    let backend = Arc::clone(backend);
-    checked(name, training_cases(), skips, move |case: &Case<B>| case.check(&backend))
-}
-
 /// Like [`trials`]; `second` must give the same bytes as `first`, such as one thread and many.
-pub fn trials_of_both<B: Backend + 'static>(
+pub fn trials_of_both<B: TrainingBackend + 'static>(
     name: &str,
     first: &Arc<B>,
     second: &Arc<B>,
@@ -45,18 +35,7 @@ pub fn trials_of_both<B: Backend + 'static>(
     checked(name, cases(), skips, move |case: &Case<B>| case.check_both(&first, &second))
 }
 
-/// Returns a trial for every case of training, as [`trials_of_both`].
-pub fn training_trials_of_both<B: TrainingBackend + 'static>(
-    name: &str,
-    first: &Arc<B>,
-    second: &Arc<B>,
-    skips: &[Skip],
-) -> Vec<Trial> {
-    let (first, second) = (Arc::clone(first), Arc::clone(second));
-    checked(name, training_cases(), skips, move |case: &Case<B>| case.check_both(&first, &second))
-}
-
-fn checked<B: Backend + 'static>(
+fn checked<B: TrainingBackend + 'static>(
     name: &str,
     cases: Vec<Case<B>>,
     skips: &[Skip],
@@ -83,14 +62,20 @@ fn checked<B: Backend + 'static>(
     trials
 }
 
-/// Returns a trial for every case, in which the two backends must give the same bytes.
+/// Returns a trial for every case but those of training, in which the two backends must give the same bytes.
 ///
 /// Leaves out what [`trials`] skips.
-pub fn bit_identical<B: Backend + 'static>(name: &str, a: &Arc<B>, b: &Arc<B>, skips: &[Skip]) -> Vec<Trial> {
+pub fn bit_identical<B: TrainingBackend + 'static>(
+    name: &str,
+    a: &Arc<B>,
+    b: &Arc<B>,
+    skips: &[Skip],
+) -> Vec<Trial> {
     let skipped = |case: &Case<B>| skips.iter().any(|skip| case.name().contains(skip.cases));
     cases::<B>()
         .into_iter()
-        .filter(|case| !skipped(case) && !case.name().starts_with("invalid_arguments/"))
+        .filter(|case| !skipped(case))
+        .filter(|case| ["invalid_arguments/", "training/"].iter().all(|kind| !case.name().starts_with(kind)))
         .map(|case| {
             let (a, b) = (Arc::clone(a), Arc::clone(b));
             trial(&format!("bits_{name}"), case, move |case| case.check_bits(&a, &b))
@@ -98,7 +83,7 @@ pub fn bit_identical<B: Backend + 'static>(name: &str, a: &Arc<B>, b: &Arc<B>, s
         .collect()
 }
 
-fn trial<B: Backend + 'static>(
+fn trial<B: TrainingBackend + 'static>(
     name: &str,
     case: Case<B>,
     check: impl FnOnce(&Case<B>) -> Result<(), String> + Send + 'static,

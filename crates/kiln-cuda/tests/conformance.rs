@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use kiln_conformance::libtest_mimic::{self, Arguments};
-use kiln_conformance::{bit_identical, training_trials, trials};
+use kiln_conformance::{bit_identical, trials};
 use kiln_cuda::{CudaBackend, Options};
 
 fn main() -> ExitCode {
@@ -24,14 +24,11 @@ fn main() -> ExitCode {
         println!("without cuBLASLt: {e}");
     }
     let mut all = trials("cuda", &default, &[]);
+    let products = ["linear", "training/products", "training/linear", "training/row_norms"];
     all.extend(
-        trials("cuda_without_cublaslt", &without, &[]).into_iter().filter(|t| t.name().starts_with("linear")),
-    );
-    all.extend(training_trials("cuda", &default, &[]));
-    all.extend(
-        training_trials("cuda_without_cublaslt", &without, &[])
+        trials("cuda_without_cublaslt", &without, &[])
             .into_iter()
-            .filter(|t| ["products", "linear", "row_norms"].iter().any(|part| t.name().contains(part))),
+            .filter(|t| products.iter().any(|kind| t.name().starts_with(kind))),
     );
     all.extend(bit_identical("cuda", &default, &default, &[]));
     libtest_mimic::run(&args, all).exit_code()

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use kiln_conformance::libtest_mimic::{self, Arguments};
-use kiln_conformance::{Skip, training_trials_of_both, trials_of_both};
+use kiln_conformance::{Skip, trials_of_both};
 use kiln_cpu::{CpuBackend, CpuOptions, Isa};
 
 /// CPUs have no fp8 instructions; int8 has the same size and is faster.
@@ -21,7 +21,6 @@ fn main() -> ExitCode {
         let (one, three) = (backend(isa, 1), backend(isa, 3));
         let name = format!("cpu_{isa}");
         all.extend(trials_of_both(&name, &three, &one, &[FP8]));
-        all.extend(training_trials_of_both(&name, &three, &one, &[FP8]));
     }
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }

@@ -1,6 +1,6 @@
 //! Attention: head sizes, masks, shared key heads, row blocks and extreme scores.
 
-use kiln_ops::{AttentionMask, AttentionSpec, Backend, Result};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, Result, TrainingBackend};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::CaseList;
@@ -8,7 +8,7 @@ use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let lengths = [1, 2, 17, 64, 65, 130];
     let unmasked = |heads, kv_heads, dim, lengths: &[[usize; 2]]| Attention {
         heads: [heads, kv_heads],

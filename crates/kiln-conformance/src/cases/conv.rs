@@ -1,6 +1,6 @@
 //! Convolutions: kernels, strides, paddings, upsampling, residuals.
 
-use kiln_ops::{Backend, ConvGeometry, Result};
+use kiln_ops::{Backend, ConvGeometry, Result, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use super::CaseList;
@@ -15,7 +15,7 @@ const DOWNSAMPLE_EVEN: ConvGeometry = ConvGeometry { stride: 2, padding: [1; 4],
 const UPSAMPLE: ConvGeometry = ConvGeometry { stride: 1, padding: [1; 4], upsample: true };
 const UNPADDED: ConvGeometry = ConvGeometry { stride: 1, padding: [0; 4], upsample: false };
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let base = |kernel, geometry| Conv { kernel, geometry, ..Conv::default() };
     for stored in [DType::F32, DType::BF16, DType::F16] {
         let conv = |conv: Conv| Conv { stored, ..conv };

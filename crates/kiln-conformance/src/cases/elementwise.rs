@@ -1,6 +1,6 @@
 //! Elementwise operations, with normal, heavy-tailed, tiny and huge values.
 
-use kiln_ops::{Activation, Backend, Result};
+use kiln_ops::{Activation, Backend, Result, TrainingBackend};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::{CaseList, ODD};
@@ -8,7 +8,7 @@ use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     for (situation, values) in [
         ("odd_tails", NORMAL),
         ("heavy_tailed", HEAVY_TAILED.scaled(4.0)),

@@ -4,17 +4,17 @@
 //! far less precise than f32: Hopper's tensor cores keep about 14 bits, which costs up to 0.3 % of a row at 96 inputs, 0.4 % at
 //! 512 and 1.5 % at 3072 (measured on an H200). Quantization to fp8 costs more than that: about 4 %.
 
-use kiln_ops::{Backend, Residency, Result, RowGroups};
+use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostLinear, HostTensor};
 
 use super::CaseList;
 use super::packed::matrix;
 use crate::Tolerance;
-use crate::case_run::{CaseRun, Scenario};
+use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let base = Fp8 { sizes: vec![], values: NORMAL, stored: DType::BF16, slabs: 1, bias: false };
     let aligned = vec![[5, 64, 48], [130, 96, 64], [17, 512, 128]];
     list.add("linear_fp8/whole_vectors", Fp8 { sizes: aligned.clone(), ..base.clone() });
@@ -86,9 +86,7 @@ impl Scenario for Fp8 {
         for &[rows, cols, out] in &self.sizes {
             let x = t.activation(self.values, [rows, cols])?;
             let layer = fp8_layer(t, [out, cols], self.slabs.min(out), self.stored)?;
-            let w = t
-                .b
-                .load_weight(layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?, Residency::Device)?;
+            let w = load(t.b, layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
             let y = t.b.linear(&x, &w)?;
             t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(cols, t.dtype))?;
         }
@@ -106,10 +104,7 @@ impl Scenario for StoredPacked {
             let x = t.activation(NORMAL, [rows, cols])?;
             let packed =
                 formats.iter().map(|&format| matrix(t, format, [16, cols])).collect::<Result<_>>()?;
-            let y = t.b.linear(
-                &x,
-                &t.b.load_weight(HostLinear::packed(packed)?.with_fp8_matmul()?, Residency::Device)?,
-            )?;
+            let y = t.b.linear(&x, &load(t.b, HostLinear::packed(packed)?.with_fp8_matmul()?)?)?;
             t.record(format!("{formats:?}"), &y, tolerance(cols, t.dtype))?;
         }
         Ok(())
@@ -131,7 +126,7 @@ impl Scenario for GatedAdd {
             .iter()
             .map(|&width| t.activation(NORMAL, [rows, width]))
             .collect::<Result<Vec<_>>>()?;
-        let w = t.b.load_weight(fp8_layer(t, [out, cols], 1, DType::BF16)?, Residency::Device)?;
+        let w = load(t.b, fp8_layer(t, [out, cols], 1, DType::BF16)?)?;
         let residual = t.activation(NORMAL, [rows, out])?;
         let gate = t.parameter(NORMAL, [self.groups.len(), out])?;
         let xs: Vec<&B::Tensor> = xs.iter().collect();
@@ -157,7 +152,7 @@ impl Scenario for SwigluGatedAdd {
             row[..self.inner].iter_mut().for_each(|x| *x = if *x > 0.0 { 64.0 } else { -1024.0 });
         }
         let gate_up = t.upload_activation(&HostTensor::from_f32(drawn.shape().clone(), elements)?)?;
-        let w = t.b.load_weight(fp8_layer(t, [out, cols], 1, DType::BF16)?, Residency::Device)?;
+        let w = load(t.b, fp8_layer(t, [out, cols], 1, DType::BF16)?)?;
         let residual = t.activation(NORMAL, [rows, out])?;
         let gate = t.parameter(NORMAL, [1, out])?;
         let groups = RowGroups::single(rows);
@@ -195,8 +190,7 @@ impl Scenario for AdaSplit {
         };
         let (scale, shift) = (sixteenths()?, sixteenths()?);
         let layer = fp8_layer(t, [out, dim], 1, DType::BF16)?;
-        let w =
-            t.b.load_weight(layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?, Residency::Device)?;
+        let w = load(t.b, layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, self.widths)?;
         for (i, y) in ys.iter().enumerate() {
             t.record(format!("part {i} of {rows}x{dim} to {out}"), y, tolerance(dim, t.dtype))?;

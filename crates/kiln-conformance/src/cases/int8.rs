@@ -3,15 +3,15 @@
 //! The reference quantizes the activations exactly as a backend must and sums exactly, so a result may only differ by the
 //! last rounding to f32 (and bf16): a scale that is off by a ten-thousandth, or a sum that is off by one, shows.
 
-use kiln_ops::{Backend, Residency, Result, RowGroups};
+use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
 
 use super::{CaseList, ODD};
 use crate::Tolerance;
-use crate::case_run::{CaseRun, Scenario};
+use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let base = Int8 { sizes: vec![], values: NORMAL, slabs: &[1.0], bias: false, rank: 0, largest: 127 };
     let row_edges = (1..=17).chain([31, 32, 33, 47, 48, 49, 63, 64, 65]);
     list.add(
@@ -105,7 +105,7 @@ impl Scenario for Int8 {
             if self.rank > 0 {
                 layer = layer.with_deltas(vec![delta(t, self.rank, [out, cols])?])?;
             }
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             let tolerance = match self.rank {
                 0 => exact_sum(t.dtype),
                 _ => Tolerance::sum(cols).rounded_inside(t.dtype),
@@ -127,7 +127,7 @@ impl Scenario for LargestSums {
             let slab = HostTensor::new(DType::I8, [2, cols], vec![value as u8; 2 * cols].into())?;
             let scale = HostTensor::from_f32([2], vec![1.0, 0.5])?;
             let layer = HostLinear::int8(vec![slab], vec![scale])?;
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{cols} of {value}"), &y, exact_sum(t.dtype))?;
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Scenario for RowsOfZeros {
         x[4 * cols..5 * cols].fill(1e-32);
         let x = t.upload_activation(&HostTensor::from_f32([rows, cols], x)?)?;
         let layer = int8_layer(t, &[out], cols, 127)?;
-        let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+        let y = t.b.linear(&x, &load(t.b, layer)?)?;
         t.record("rows 1 and 4", &y, exact_sum(t.dtype))
     }
 }
@@ -163,7 +163,7 @@ impl Scenario for Unaligned {
             bytes.extend_from_slice(aligned.bytes());
             let moved = HostTensor::new(DType::I8, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
             let layer = HostLinear::int8(vec![moved], vec![scales.to_dtype(dtype)?])?;
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{lead} bytes in"), &y, exact_sum(t.dtype))?;
         }
         Ok(())
@@ -177,7 +177,7 @@ impl Scenario for Split {
         for rows in [0, 1, 5, 18] {
             let x = t.activation(NORMAL, [rows, 65])?;
             let layer = int8_layer(t, &[16, 70, 5], 65, 127)?;
-            let w = t.b.load_weight(layer, Residency::Device)?;
+            let w = load(t.b, layer)?;
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
                 t.record(format!("{rows} rows, part {i} of 4"), part, exact_sum(t.dtype))?;
             }
@@ -203,7 +203,7 @@ impl Scenario for GatedAdd {
             scaled.map(|(values, width)| t.activation(values, [rows, width])).collect::<Result<Vec<_>>>()?;
         let layer = int8_layer(t, &[20, 17], cols, 127)?;
         let layer = layer.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
-        let w = t.b.load_weight(layer.with_deltas(vec![delta(t, 3, [out, cols])?])?, Residency::Device)?;
+        let w = load(t.b, layer.with_deltas(vec![delta(t, 3, [out, cols])?])?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = RowGroups::from_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));

@@ -1,14 +1,14 @@
 //! Linear layers with dense weights and LoRA deltas: plain, split, gated, fused with norms or SwiGLU.
 
-use kiln_ops::{Backend, Residency, Result, RowGroups};
+use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
 
 use super::{CaseList, ODD};
 use crate::Tolerance;
-use crate::case_run::{CaseRun, Scenario};
+use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let base = Linear::default();
     list.add(
         "linear/matrix_vector",
@@ -114,7 +114,7 @@ impl Scenario for Linear {
                 layer = layer.with_bias(t.stored(NORMAL, [out], self.stored)?)?;
             }
             let layer = layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?;
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             let tolerance = tolerance(t.dtype, self.stored, cols, !self.ranks.is_empty());
             t.record(format!("{rows}x{cols} to {out}"), &y, tolerance)?;
         }
@@ -172,8 +172,7 @@ impl Scenario for ReplacedDeltas {
         let x = t.activation(NORMAL, [5, cols])?;
         let bias = t.stored(NORMAL, [out], self.0)?;
         let layer = HostLinear::dense(slabs(t, self.0, cut(out, 2), cols)?)?.with_bias(bias)?;
-        let first =
-            t.b.load_weight(layer.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?, Residency::Device)?;
+        let first = load(t.b, layer.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?)?;
         let second = deltas(t, &[4, 17], self.0, [out, cols])?;
         let second = t.b.with_deltas(&first, second)?;
         let none = t.b.with_deltas(&second, Vec::new())?;
@@ -199,7 +198,7 @@ impl Scenario for Unaligned {
             bytes.extend_from_slice(aligned.bytes());
             let slab = HostTensor::new(self.0, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
             let layer = HostLinear::dense(vec![slab])?;
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
         }
         Ok(())
@@ -216,7 +215,7 @@ impl Scenario for Split {
             // The widths match neither the slabs nor the vector widths.
             let slabs = slabs(t, DType::BF16, vec![16, 70, 5], cols)?;
             let bias = t.stored(NORMAL, [91], DType::F32)?;
-            let w = t.b.load_weight(HostLinear::dense(slabs)?.with_bias(bias)?, Residency::Device)?;
+            let w = load(t.b, HostLinear::dense(slabs)?.with_bias(bias)?)?;
             let tolerance = tolerance(t.dtype, DType::BF16, cols, false);
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
                 t.record(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
@@ -246,9 +245,7 @@ impl Scenario for GatedAdd {
         let xs = xs.collect::<Result<Vec<_>>>()?;
         let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
         let layer = layer.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
-        let w = t
-            .b
-            .load_weight(layer.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?, Residency::Device)?;
+        let w = load(t.b, layer.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = RowGroups::from_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
@@ -272,10 +269,7 @@ impl Scenario for AdaSplit {
         let scale = t.parameter(NORMAL, [groups.count(), dim])?;
         let shift = t.parameter(NORMAL, [groups.count(), dim])?;
         let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), dim)?)?;
-        let w = t.b.load_weight(
-            layer.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?,
-            Residency::Device,
-        )?;
+        let w = load(t.b, layer.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
         let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
         for (i, y) in t.b.linear_split(&normed, &w, widths)?.iter().enumerate() {
@@ -305,10 +299,7 @@ impl Scenario for SwigluGatedAdd {
         let beside = t.activation(NORMAL, [rows, self.beside])?;
         let gate_up = t.activation(NORMAL, [rows, 2 * self.inner])?;
         let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
-        let w = t.b.load_weight(
-            layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?,
-            Residency::Device,
-        )?;
+        let w = load(t.b, layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = RowGroups::from_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
@@ -325,7 +316,7 @@ struct Invalid;
 impl Scenario for Invalid {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
-        let w = b.load_weight(HostLinear::dense(vec![HostTensor::zeros([6, 4])])?, Residency::Device)?;
+        let w = load(b, HostLinear::dense(vec![HostTensor::zeros([6, 4])])?)?;
         for (label, row, down, up) in [
             ("a narrow delta", 0, &[2, 3][..], [6, 2]),
             ("a delta of two ranks", 0, &[2, 4], [6, 3]),
@@ -338,10 +329,7 @@ impl Scenario for Invalid {
             t.reject(label, b.with_deltas(&w, vec![delta]));
         }
 
-        let w = b.load_weight(
-            HostLinear::dense(vec![HostTensor::zeros([6, 4]), HostTensor::zeros([2, 4])])?,
-            Residency::Device,
-        )?;
+        let w = load(b, HostLinear::dense(vec![HostTensor::zeros([6, 4]), HostTensor::zeros([2, 4])])?)?;
         let (x, narrow, flat) =
             (t.zeros([3, 4], DType::F32)?, t.zeros([3, 3], DType::F32)?, t.zeros([4], DType::F32)?);
         t.reject("a narrow x", b.linear(&narrow, &w));

@@ -14,17 +14,17 @@ mod training;
 
 use std::sync::Arc;
 
-use kiln_ops::{Backend, TrainingBackend};
+use kiln_ops::TrainingBackend;
 use kiln_tensor::DType;
 
 use crate::Case;
-use crate::case_run::{Scenario, TrainingScenario};
+use crate::case_run::Scenario;
 
 /// Widths that leave a tail on every vector width, and their neighbours.
 const ODD: [usize; 14] = [1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
 
 /// Returns every case, for backends of type `B`.
-pub fn cases<B: Backend>() -> Vec<Case<B>> {
+pub fn cases<B: TrainingBackend>() -> Vec<Case<B>> {
     let mut list = CaseList(Vec::new());
     linear::add_cases(&mut list);
     int8::add_cases(&mut list);
@@ -36,12 +36,6 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     elementwise::add_cases(&mut list);
     movement::add_cases(&mut list);
     conv::add_cases(&mut list);
-    list.0
-}
-
-/// Returns every case of [`TrainingBackend`].
-pub fn training_cases<B: TrainingBackend>() -> Vec<Case<B>> {
-    let mut list = CaseList(Vec::new());
     training::add_cases(&mut list);
     list.0
 }
@@ -49,21 +43,6 @@ pub fn training_cases<B: TrainingBackend>() -> Vec<Case<B>> {
 struct CaseList<B>(Vec<Case<B>>);
 
 impl<B: TrainingBackend> CaseList<B> {
-    /// Adds a case of training with f32 activations and one with bf16 activations.
-    fn add_training(&mut self, name: &str, scenario: impl TrainingScenario) {
-        let scenario = Arc::new(scenario);
-        for dtype in [DType::F32, DType::BF16] {
-            self.0.push(Case::training(format!("{name}/{dtype}"), dtype, Arc::clone(&scenario)));
-        }
-    }
-
-    /// Adds a case of training that does not depend on the dtype of activations.
-    fn add_training_once(&mut self, name: &str, scenario: impl TrainingScenario) {
-        self.0.push(Case::training(name.into(), DType::F32, Arc::new(scenario)));
-    }
-}
-
-impl<B: Backend> CaseList<B> {
     /// Adds a case with f32 activations and one with bf16 activations.
     fn add(&mut self, name: &str, scenario: impl Scenario) {
         let scenario = Arc::new(scenario);

@@ -1,6 +1,6 @@
 //! Operations that move or convert data: upload, download, cast, reshape, slice, concatenate, patchify.
 
-use kiln_ops::{Backend, Result};
+use kiln_ops::{Backend, Result, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use super::{CaseList, ODD};
@@ -8,7 +8,7 @@ use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add_once("upload/from_every_float_type", Upload);
     list.add_once("download_bytes/of_images", DownloadBytes);
     list.add_once("cast/rounds_to_nearest_even", Cast);

@@ -1,6 +1,6 @@
 //! RMS norm, adaptive layer norm and group norm.
 
-use kiln_ops::{Activation, Backend, Result, RowGroups};
+use kiln_ops::{Activation, Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use super::{CaseList, ODD};
@@ -8,7 +8,7 @@ use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let odd = || ODD.map(|dim| [5, dim]).to_vec();
     list.add("rms_norm/odd_tails", RmsNorm { values: NORMAL, sizes: odd(), eps: 1e-6 });
     list.add("rms_norm/heavy_tailed", RmsNorm { values: HEAVY_TAILED, sizes: odd(), eps: 1e-6 });

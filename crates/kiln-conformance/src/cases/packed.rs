@@ -1,15 +1,15 @@
 //! Linear layers with packed weights: every format, alone and stacked with others.
 
-use kiln_ops::{Backend, Residency, Result, RowGroups};
+use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::packed::{BlockScales, Format, PackedTensor, TileScales};
 use kiln_tensor::{DType, HostLinear};
 
 use super::CaseList;
 use crate::Tolerance;
-use crate::case_run::{CaseRun, Scenario};
+use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::NORMAL;
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     for format in Format::all() {
         list.add(&format!("linear_packed/{format}"), SingleFormat(format));
     }
@@ -89,7 +89,7 @@ impl Scenario for SingleFormat {
         for [rows, cols, out] in [[1, 256, 3], [4, 512, 18], [6, 256, 33], [17, 768, 65], [40, 1280, 7]] {
             let x = t.activation(NORMAL, [rows, cols])?;
             let layer = HostLinear::packed(vec![matrix(t, self.0, [out, cols])?])?;
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Scenario for TileScaled {
             let matrix = matrix(t, Format::F8E4M3, [out, cols])?;
             let tiled = matrix.with_tile_scales(TileScales { scales: scales.into(), tile: [tile, tile] })?;
             let layer = HostLinear::packed(vec![tiled.rows(first..out)?])?;
-            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
         }
         Ok(())
@@ -129,7 +129,7 @@ impl Scenario for StackedFormats {
             let packed = formats.map(|(format, out)| matrix(t, format, [out, cols]));
             let packed = packed.into_iter().collect::<Result<Vec<_>>>()?;
             let layer = HostLinear::packed(packed)?.with_bias(t.stored(NORMAL, [101], DType::F32)?)?;
-            let y = t.b.linear_split(&x, &t.b.load_weight(layer, Residency::Device)?, [40, 61])?;
+            let y = t.b.linear_split(&x, &load(t.b, layer)?, [40, 61])?;
             for (i, y) in y.iter().enumerate() {
                 t.record(format!("{rows} rows, part {i}"), y, tolerance(t.dtype, cols))?;
             }
@@ -144,10 +144,7 @@ impl Scenario for GatedAdd {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let (rows, out, lengths) = (20, 37, [1, 17, 2]);
         let xs = [t.activation(NORMAL, [rows, 96])?, t.activation(NORMAL, [rows, 160])?];
-        let w = t.b.load_weight(
-            HostLinear::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?,
-            Residency::Device,
-        )?;
+        let w = load(t.b, HostLinear::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?)?;
         let (gate, groups) = (t.parameter(NORMAL, [3, out])?, RowGroups::from_lengths(&lengths));
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&[&xs[0], &xs[1]], &w, Some((&gate, &groups)), &residual)?;

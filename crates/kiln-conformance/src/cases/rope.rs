@@ -1,6 +1,6 @@
 //! Rotary embedding in both layouts, with and without the norm of heads.
 
-use kiln_ops::{Backend, Result, RopeLayout, RopeTable};
+use kiln_ops::{Backend, Result, RopeLayout, RopeTable, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use super::CaseList;
@@ -8,7 +8,7 @@ use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
         let sizes =
             |sizes: &[[usize; 3]]| NormRope { normed: true, pairs, values: NORMAL, sizes: sizes.to_vec() };

@@ -4,53 +4,48 @@ use kiln_ops::training::{
     AdamWStep, AdamWTensor, BLOCK, CodeBook, LowRank, ProdigyStep, ProdigyTensor, Quantized8,
     QuantizedAdamWTensor,
 };
-use kiln_ops::{
-    AttentionMask, AttentionSpec, Residency, Result, RopeLayout, RopeTable, RowGroups, TrainingBackend,
-};
+use kiln_ops::{AttentionMask, AttentionSpec, Result, RopeLayout, RopeTable, RowGroups, TrainingBackend};
 use kiln_tensor::packed::{Format, PackedTensor};
 use kiln_tensor::{DType, HostLinear, HostTensor};
 
 use super::fp8::{fp8_layer, tolerance as fp8_tolerance};
 use super::{CaseList, ODD};
 use crate::Tolerance;
-use crate::case_run::{CaseRun, TrainingScenario};
+use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{HEAVY_TAILED, NORMAL};
 
 pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     let mut sizes: Vec<[usize; 3]> = ODD.map(|n| [5, n, 19]).to_vec();
     sizes.extend([[1, 33, 65], [130, 31, 401], [67, 129, 16], [0, 3, 4]]);
-    list.add_training("training/products", Products { sizes: sizes.clone() });
-    list.add_training(
-        "training/products_full_size",
-        Products { sizes: vec![[257, 1024, 16], [257, 16, 3072]] },
-    );
-    list.add_training("training/linear_backward", LinearBackward { sizes });
-    list.add_training("training/linear_backward_int8", Int8Backward);
-    list.add_training("training/linear_backward_fp8/side_by_side", Fp8Backward);
+    list.add("training/products", Products { sizes: sizes.clone() });
+    list.add("training/products_full_size", Products { sizes: vec![[257, 1024, 16], [257, 16, 3072]] });
+    list.add("training/linear_backward", LinearBackward { sizes });
+    list.add("training/linear_backward_int8", Int8Backward);
+    list.add("training/linear_backward_fp8/side_by_side", Fp8Backward);
     let odd = LowRankUpdates { rows: 23, cols: 37, widths: [16, 16, 31], ranks: [5, 3, 4] };
-    list.add_training("training/linear_low_rank", odd);
+    list.add("training/linear_low_rank", odd);
     let whole_tiles = LowRankUpdates { rows: 300, cols: 256, widths: [128, 256, 384], ranks: [16, 7, 20] };
-    list.add_training("training/linear_low_rank_whole_tiles", whole_tiles);
-    list.add_training_once("training/row_norms", RowNorms);
-    list.add_training("training/mix_rows", MixRows);
-    list.add_training("training/norms", Norms);
-    list.add_training("training/norm_rope", NormRope);
-    list.add_training("training/elementwise", Elementwise);
+    list.add("training/linear_low_rank_whole_tiles", whole_tiles);
+    list.add_once("training/row_norms", RowNorms);
+    list.add("training/mix_rows", MixRows);
+    list.add("training/norms", Norms);
+    list.add("training/norm_rope", NormRope);
+    list.add("training/elementwise", Elementwise);
     for (name, mask) in [
         ("plain", AttentionMask::None),
         ("causal", AttentionMask::Causal { valid: 100 }),
         ("isolated", AttentionMask::Isolated { rows: 3..70 }),
     ] {
         let sizes = vec![[133, 2, 2, 24], [131, 4, 2, 16]];
-        list.add_training(&format!("training/attention_{name}"), Attention { mask, sizes });
+        list.add(&format!("training/attention_{name}"), Attention { mask, sizes });
     }
     let wide = Attention { mask: AttentionMask::None, sizes: vec![[150, 2, 2, 128], [150, 2, 2, 64]] };
-    list.add_training("training/attention_wide", wide);
+    list.add("training/attention_wide", wide);
     let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128], [140, 70, 70, 128]] };
-    list.add_training("training/attention_full_size", full);
-    list.add_training_once("training/optimizers", Optimizers);
-    list.add_training_once("training/adamw_8bit_small_moments", SmallMoments);
-    list.add_training_once("training/invalid_arguments", Invalid);
+    list.add("training/attention_full_size", full);
+    list.add_once("training/optimizers", Optimizers);
+    list.add_once("training/adamw_8bit_small_moments", SmallMoments);
+    list.add_once("training/invalid_arguments", Invalid);
 }
 
 /// `[rows, out, in]`.
@@ -58,7 +53,7 @@ struct Products {
     sizes: Vec<[usize; 3]>,
 }
 
-impl TrainingScenario for Products {
+impl Scenario for Products {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for &[rows, out, cols] in &self.sizes {
@@ -85,7 +80,7 @@ struct LinearBackward {
     sizes: Vec<[usize; 3]>,
 }
 
-impl TrainingScenario for LinearBackward {
+impl Scenario for LinearBackward {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for &[rows, out, cols] in &self.sizes {
@@ -94,7 +89,7 @@ impl TrainingScenario for LinearBackward {
                 let splits = if out > 1 { vec![out / 2, out - out / 2] } else { vec![1] };
                 let matrices = splits.iter().map(|&n| t.stored(NORMAL, [n, cols], stored));
                 let matrices = matrices.collect::<Result<Vec<_>>>()?;
-                let w = b.load_weight(HostLinear::dense(matrices)?, Residency::Device)?;
+                let w = load(b, HostLinear::dense(matrices)?)?;
                 let dys = splits.iter().rev().map(|&n| t.activation(NORMAL, [rows, n]));
                 let dys = dys.collect::<Result<Vec<_>>>()?;
                 let add = t.activation(NORMAL, [rows, cols])?;
@@ -114,7 +109,7 @@ impl TrainingScenario for LinearBackward {
             })
             .collect();
         let packed = PackedTensor::new(Format::Q8_0, [64, 64], bytes.into())?;
-        let w = b.load_weight(HostLinear::packed(vec![packed])?, Residency::Device)?;
+        let w = load(b, HostLinear::packed(vec![packed])?)?;
         let dy = t.activation(NORMAL, [9, 64])?;
         let dx = b.linear_backward(&[&dy], &w, None)?;
         t.record("Q8_0", &dx, Tolerance::sum(64).rounded_inside(t.dtype))
@@ -124,14 +119,14 @@ impl TrainingScenario for LinearBackward {
 /// The gradient of an int8 matmul is that of the dequantized weight.
 struct Int8Backward;
 
-impl TrainingScenario for Int8Backward {
+impl Scenario for Int8Backward {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for [rows, out, cols] in [[7, 33, 65], [130, 64, 32], [3, 81, 203], [1, 5, 3]] {
             let integers = t.bytes(out * cols);
             let integers = HostTensor::new(DType::I8, [out, cols], integers.into())?;
             let scales = t.draw(NORMAL.scaled(1e-3).shifted(1e-2), [out]);
-            let w = b.load_weight(HostLinear::int8(vec![integers], vec![scales])?, Residency::Device)?;
+            let w = load(b, HostLinear::int8(vec![integers], vec![scales])?)?;
             let dy = t.activation(HEAVY_TAILED, [rows, out])?;
             let dx = b.linear_backward(&[&dy], &w, None)?;
             let tolerance = Tolerance::sum(out).rounded_inside(t.dtype);
@@ -147,7 +142,7 @@ impl TrainingScenario for Int8Backward {
 /// The gradient of an fp8 matmul is an fp8 matmul. `[rows, out of each gradient, in]`.
 struct Fp8Backward;
 
-impl TrainingScenario for Fp8Backward {
+impl Scenario for Fp8Backward {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         let cases: [(usize, &[usize], usize); 6] = [
@@ -160,7 +155,7 @@ impl TrainingScenario for Fp8Backward {
         ];
         for (rows, widths, cols) in cases {
             let out = widths.iter().sum();
-            let w = b.load_weight(fp8_layer(t, [out, cols], 1, DType::BF16)?, Residency::Device)?;
+            let w = load(b, fp8_layer(t, [out, cols], 1, DType::BF16)?)?;
             let dys = widths.iter().map(|&n| t.activation(HEAVY_TAILED, [rows, n]));
             let dys = dys.collect::<Result<Vec<_>>>()?;
             let add = t.activation(NORMAL, [rows, cols])?;
@@ -183,13 +178,13 @@ struct LowRankUpdates {
     ranks: [usize; 3],
 }
 
-impl TrainingScenario for LowRankUpdates {
+impl Scenario for LowRankUpdates {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         let LowRankUpdates { rows, cols, widths, ranks } = *self;
         let out: usize = widths.iter().sum();
         let stored = t.stored(NORMAL, [out, cols], DType::BF16)?;
-        let w = b.load_weight(HostLinear::dense(vec![stored])?, Residency::Device)?;
+        let w = load(b, HostLinear::dense(vec![stored])?)?;
         let (x, other) = (t.activation(NORMAL, [rows, cols])?, t.activation(NORMAL, [rows, cols])?);
         let dys = [
             t.activation(NORMAL, [rows, widths[0]])?,
@@ -239,12 +234,12 @@ impl TrainingScenario for LowRankUpdates {
 
 struct RowNorms;
 
-impl TrainingScenario for RowNorms {
+impl Scenario for RowNorms {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for [out, cols] in [[33, 65], [50, 7], [1, 129]] {
             let stored = t.stored(NORMAL, [out, cols], DType::BF16)?;
-            let w = b.load_weight(HostLinear::dense(vec![stored])?, Residency::Device)?;
+            let w = load(b, HostLinear::dense(vec![stored])?)?;
             let (down, up) = (t.parameter(NORMAL, [3, cols])?, t.parameter(NORMAL, [out / 2 + 1, 3])?);
             let plain = b.row_norms(&w, &[])?;
             t.record(format!("{out}x{cols}"), &plain, Tolerance::sum(cols))?;
@@ -258,7 +253,7 @@ impl TrainingScenario for RowNorms {
 
 struct MixRows;
 
-impl TrainingScenario for MixRows {
+impl Scenario for MixRows {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for [blocks, out, cols, dim] in [[5, 3, 4, 17], [9, 16, 8, 33], [1, 1, 7, 65], [3, 9, 1, 2]] {
@@ -280,7 +275,7 @@ impl TrainingScenario for MixRows {
 
 struct Norms;
 
-impl TrainingScenario for Norms {
+impl Scenario for Norms {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         let groups = RowGroups::from_lengths(&[1, 4, 2]);
@@ -298,7 +293,7 @@ impl TrainingScenario for Norms {
 
 struct NormRope;
 
-impl TrainingScenario for NormRope {
+impl Scenario for NormRope {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for pairs in [RopeLayout::Interleaved, RopeLayout::HalfSplit] {
@@ -322,7 +317,7 @@ impl TrainingScenario for NormRope {
 
 struct Elementwise;
 
-impl TrainingScenario for Elementwise {
+impl Scenario for Elementwise {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for n in ODD {
@@ -370,7 +365,7 @@ struct Attention {
     sizes: Vec<[usize; 4]>,
 }
 
-impl TrainingScenario for Attention {
+impl Scenario for Attention {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for &[rows, heads, kv_heads, dim] in &self.sizes {
@@ -406,7 +401,7 @@ impl TrainingScenario for Attention {
 
 struct Optimizers;
 
-impl TrainingScenario for Optimizers {
+impl Scenario for Optimizers {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         let step =
@@ -461,7 +456,7 @@ impl TrainingScenario for Optimizers {
 /// Gradients whose magnitudes span five decades in a block: no second moment may be lost, and no zero may become a number.
 struct SmallMoments;
 
-impl TrainingScenario for SmallMoments {
+impl Scenario for SmallMoments {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         let n = 2 * BLOCK + 77;
@@ -487,13 +482,13 @@ impl TrainingScenario for SmallMoments {
 
 struct Invalid;
 
-impl TrainingScenario for Invalid {
+impl Scenario for Invalid {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         let zeros = |shape: &[usize]| b.upload(&HostTensor::zeros(shape.to_vec()), DType::F32);
         let half = b.upload(&HostTensor::zeros([3, 4]), DType::BF16)?;
         let (x, w, flat) = (zeros(&[3, 4])?, zeros(&[5, 4])?, zeros(&[4])?);
-        let weight = b.load_weight(HostLinear::dense(vec![HostTensor::zeros([5, 4])])?, Residency::Device)?;
+        let weight = load(b, HostLinear::dense(vec![HostTensor::zeros([5, 4])])?)?;
         t.reject("split: other widths", b.split_columns(&x, &[1, 2]));
         t.reject("linear: narrow dys", b.linear_backward(&[&x], &weight, None));
         t.reject("linear: no dys", b.linear_backward(&[], &weight, None));

@@ -179,23 +179,17 @@ impl Gemm<'_> {
     fn implicit_gemm(&self, cx: &Context) -> Result<()> {
         debug_assert_eq!(self.batch, 1);
         let (add, ldadd) = self.add.unwrap_or((0, 0));
+        let w = self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?;
+        let size = |n: usize| int("linear", n);
         let conv = ConvArgs {
-            x: self.x,
-            w: self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?,
             bias: self.bias.unwrap_or(0),
             add,
-            out: self.out,
             ldx: self.ldx as i64,
             ldw: self.w.cols as i64,
             ldadd: ldadd as i64,
             ldo: self.ldo as i64,
             alpha: self.alpha,
-            input: [int("linear", self.rows)?, 1, int("linear", self.k)?],
-            output: [int("linear", self.rows)?, 1, int("linear", self.n)?],
-            kernel: [1, 1],
-            stride: 1,
-            padding: [0, 0],
-            upsample: 0,
+            ..ConvArgs::product([self.x, w, self.out], [size(self.rows)?, size(self.n)?, size(self.k)?])
         };
         implicit_gemm::run(cx, &conv, self.dtype, self.out_dtype)
     }

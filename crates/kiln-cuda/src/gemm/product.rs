@@ -37,6 +37,11 @@ pub(crate) struct Product {
 }
 
 impl Product {
+    /// `x · wᵀ` with `[rows, n, k]`, in one dtype.
+    pub fn new(x: Operand, w: Operand, [rows, n, k]: [usize; 3], dtype: DType, out: DevicePtr) -> Product {
+        Product { x, w, dtype, rows, n, k, alpha: 1.0, add: None, out, out_dtype: dtype }
+    }
+
     fn shape(&self) -> GemmShape {
         GemmShape {
             rows: self.rows,
@@ -84,25 +89,9 @@ impl Product {
             transposed.push(buffer);
             Ok(at)
         });
-        let (n, k) = (int("matmul", self.n)?, int("matmul", self.k)?);
-        let args = ConvArgs {
-            x: x?,
-            w: w?,
-            bias: 0,
-            add: self.add.unwrap_or(0),
-            out: self.out,
-            ldx: self.k as i64,
-            ldw: self.k as i64,
-            ldadd: self.n as i64,
-            ldo: self.n as i64,
-            alpha: self.alpha,
-            input: [int("matmul", self.rows)?, 1, k],
-            output: [int("matmul", self.rows)?, 1, n],
-            kernel: [1, 1],
-            stride: 1,
-            padding: [0, 0],
-            upsample: 0,
-        };
+        let size = |n: usize| int("matmul", n);
+        let product = ConvArgs::product([x?, w?, self.out], [size(self.rows)?, size(self.n)?, size(self.k)?]);
+        let args = ConvArgs { add: self.add.unwrap_or(0), alpha: self.alpha, ..product };
         implicit_gemm::run(cx, &args, self.dtype, self.out_dtype)
     }
 }

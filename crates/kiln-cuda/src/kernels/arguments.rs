@@ -265,6 +265,30 @@ pub(crate) struct ConvArgs {
     pub upsample: i32,
 }
 
+impl ConvArgs {
+    /// The product `x · wᵀ` of packed matrices `[rows, k]` and `[n, k]` as a convolution with a 1x1 kernel.
+    pub fn product([x, w, out]: [DevicePtr; 3], [rows, n, k]: [i32; 3]) -> ConvArgs {
+        ConvArgs {
+            x,
+            w,
+            bias: 0,
+            add: 0,
+            out,
+            ldx: k.into(),
+            ldw: k.into(),
+            ldadd: n.into(),
+            ldo: n.into(),
+            alpha: 1.0,
+            input: [rows, 1, k],
+            output: [rows, 1, n],
+            kernel: [1, 1],
+            stride: 1,
+            padding: [0, 0],
+            upsample: 0,
+        }
+    }
+}
+
 /// Arguments of the Hopper convolution kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

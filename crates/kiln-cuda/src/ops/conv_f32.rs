@@ -29,16 +29,8 @@ pub(super) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<()> 
 
 /// Returns the address of the folded weights, computed on first use.
 fn folded_weights(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<DevicePtr> {
-    if let Some(buffer) = conv.folded_f32.get() {
-        return Ok(buffer.ptr(cx));
-    }
-    // The weights outlive a recording, so they must not be created by one.
-    cx.check(cx.device("cuLaunchKernel"))?;
-    let (n, channels) = (args.output[2], args.input[2]);
-    let elements = 16 * n as usize * channels as usize;
-    let buffer = cx.allocate(4 * elements)?;
-    let grid = [elements.div_ceil(256), 1];
-    cx.launch(FOLD_TAPS_F32, grid, 256, 0, &FoldTapsF32 { w: args.w, out: buffer.ptr(cx), n, channels })?;
-    // If two threads fold at once, either copy will do.
-    Ok(conv.folded_f32.get_or_init(|| buffer).ptr(cx))
+    conv.folded(cx, DType::F32, |out, elements| {
+        let parameters = FoldTapsF32 { w: args.w, out, n: args.output[2], channels: args.input[2] };
+        cx.launch(FOLD_TAPS_F32, [elements.div_ceil(256), 1], 256, 0, &parameters)
+    })
 }

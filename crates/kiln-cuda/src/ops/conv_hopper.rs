@@ -95,16 +95,8 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<()> 
 
 /// Returns the address of the folded weights, computed on first use.
 fn folded_weights(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<DevicePtr> {
-    if let Some(buffer) = conv.folded.get() {
-        return Ok(buffer.ptr(cx));
-    }
-    let (n, channels) = (args.output[2], args.input[2]);
-    let elements = 16 * n as usize * channels as usize;
-    // The weights outlive a recording, so they must not be created by one.
-    cx.check(cx.device("cuLaunchKernel"))?;
-    let buffer = cx.allocate(2 * elements)?;
-    let grid = [elements.div_ceil(256), 1];
-    cx.launch(FOLD_TAPS, grid, 256, 0, &FoldTaps { w: args.w, out: buffer.ptr(cx), n, channels })?;
-    // If two threads fold at once, either copy will do.
-    Ok(conv.folded.get_or_init(|| buffer).ptr(cx))
+    conv.folded(cx, DType::BF16, |out, elements| {
+        let parameters = FoldTaps { w: args.w, out, n: args.output[2], channels: args.input[2] };
+        cx.launch(FOLD_TAPS, [elements.div_ceil(256), 1], 256, 0, &parameters)
+    })
 }

@@ -8,6 +8,7 @@ use kiln_tensor::{DType, HostTensor, f16};
 use super::matrix::{Matrix, vector};
 use crate::context::Context;
 use crate::queue::DeviceBuffer;
+use crate::sys::driver::DevicePtr;
 
 /// A convolution on the device.
 pub struct CudaConv {
@@ -17,9 +18,9 @@ pub struct CudaConv {
     pub(crate) kernel: Matrix,
     pub(crate) bias: Option<DeviceBuffer>,
     /// Taps folded for 2x upsampling (see `conv_hopper.cu`), computed on first use.
-    pub(crate) folded: OnceLock<DeviceBuffer>,
+    folded: OnceLock<DeviceBuffer>,
     /// The same in f32.
-    pub(crate) folded_f32: OnceLock<DeviceBuffer>,
+    folded_f32: OnceLock<DeviceBuffer>,
 }
 
 pub(crate) fn load_conv(cx: &Context, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
@@ -43,6 +44,28 @@ pub(crate) fn load_conv(cx: &Context, kernel: &HostTensor, bias: Option<&HostTen
     let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
     let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
     Ok(CudaConv { size, kernel, bias, folded: OnceLock::new(), folded_f32: OnceLock::new() })
+}
+
+impl CudaConv {
+    /// The address of weights folded for 2x upsampling, which `fold` writes on first use.
+    pub(crate) fn folded(
+        &self,
+        cx: &Context,
+        dtype: DType,
+        fold: impl FnOnce(DevicePtr, usize) -> Result<()>,
+    ) -> Result<DevicePtr> {
+        let folded = if dtype == DType::F32 { &self.folded_f32 } else { &self.folded };
+        if let Some(buffer) = folded.get() {
+            return Ok(buffer.ptr(cx));
+        }
+        // The weights outlive a recording, so they must not be created by one.
+        cx.check(cx.device("cuLaunchKernel"))?;
+        let elements = 16 * self.size[0] * self.size[1];
+        let buffer = cx.allocate(dtype.size() * elements)?;
+        fold(buffer.ptr(cx), elements)?;
+        // If two threads fold at once, either copy will do.
+        Ok(folded.get_or_init(|| buffer).ptr(cx))
+    }
 }
 
 /// Transposes `[out, in, taps]` to `[out, taps, in]`.

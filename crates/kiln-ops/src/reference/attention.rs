@@ -1,4 +1,4 @@
-use kiln_tensor::HostTensor;
+use kiln_tensor::{DType, HostTensor};
 
 use super::values::{tensor, values};
 use crate::{AttentionMask, AttentionSpec, Result, shapes};
@@ -26,12 +26,22 @@ pub(super) fn attention(
     v: &[&HostTensor],
     spec: &AttentionSpec,
 ) -> Result<HostTensor> {
+    let [out, _] = attention_lse(q, k, v, spec)?;
+    Ok(out)
+}
+
+pub(super) fn attention_lse(
+    q: &[&HostTensor],
+    k: &[&HostTensor],
+    v: &[&HostTensor],
+    spec: &AttentionSpec,
+) -> Result<[HostTensor; 2]> {
     let size = shapes::attention(q, k, v, spec)?;
     let dtype = q[0].dtype();
     let (q, k, v) = (concat_values(q)?, concat_values(k)?, concat_values(v)?);
     let dim = size.head_dim;
     let scale = 1.0 / (dim as f64).sqrt();
-    let mut out = vec![0.0; q.len()];
+    let (mut out, mut lse) = (vec![0.0; q.len()], Vec::with_capacity(size.queries * size.heads));
     for query in 0..size.queries {
         for head in 0..size.heads {
             let kv_head = head / (size.heads / size.kv_heads);
@@ -48,6 +58,7 @@ pub(super) fn attention(
             // Large scores overflow `exp`; a common shift cancels in the quotient.
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+            lse.push(largest + total.ln());
             for (&key, score) in attended.iter().zip(&scores) {
                 let weight = (score - largest).exp() / total;
                 let v = &v[key_start(key)..][..dim];
@@ -55,5 +66,5 @@ pub(super) fn attention(
             }
         }
     }
-    tensor(size.result(), dtype, out)
+    Ok([tensor(size.result(), dtype, out)?, tensor([size.queries, size.heads], DType::F32, lse)?])
 }

@@ -1,7 +1,9 @@
 //! A backend that computes what [`Reference`] does, but with one fault.
 
 use kiln_ops::signatures::*;
-use kiln_ops::{AttentionMask, Backend, Reference, RopeLayout, backend_methods, shapes};
+use kiln_ops::{
+    AttentionMask, Backend, Reference, RopeLayout, TrainingBackend, backend_methods, shapes, training_methods,
+};
 use kiln_tensor::LinearWeight;
 
 /// The fault of a [`FaultyBackend`].
@@ -79,6 +81,12 @@ impl Backend for FaultyBackend {
 
     // The provided methods stay at their defaults, which call the faulty operations.
     backend_methods!(required, forward);
+}
+
+impl TrainingBackend for FaultyBackend {
+    type Quantized = Quantized8;
+
+    training_methods!(required, forward);
 }
 
 type Weight = <Reference as Backend>::Weight;

@@ -91,19 +91,10 @@ pub(crate) fn linear_backward(
     let (mut first, mut add) = (0, add.map(|add| add.ptr(cx)));
     for dy in dys {
         let k = dy.shape().last();
-        let product = Product {
-            x: rows_of(dy.ptr(cx)),
-            w: columns_of(dense.at + (first * cols * dtype.size()) as u64),
-            dtype,
-            rows: shape.rows(),
-            n: cols,
-            k,
-            alpha: 1.0,
-            add,
-            out: out.ptr(cx),
-            out_dtype: dtype,
-        };
-        product.run(cx)?;
+        let w = columns_of(dense.at + (first * cols * dtype.size()) as u64);
+        let size = [shape.rows(), cols, k];
+        let product = Product::new(rows_of(dy.ptr(cx)), w, size, dtype, out.ptr(cx));
+        Product { add, ..product }.run(cx)?;
         add = Some(out.ptr(cx));
         first += k;
     }
@@ -161,19 +152,9 @@ fn matmul_nt_into(
     add: Option<DevicePtr>,
     out: &CudaTensor,
 ) -> Result<()> {
-    let product = Product {
-        x: rows_of(x.ptr(cx)),
-        w: rows_of(w.ptr(cx)),
-        dtype: x.dtype(),
-        rows: x.shape().rows(),
-        n: w.shape().rows(),
-        k: x.shape().last(),
-        alpha: scale,
-        add,
-        out: out.ptr(cx),
-        out_dtype: out.dtype(),
-    };
-    product.run(cx)
+    let size = [x.shape().rows(), w.shape().rows(), x.shape().last()];
+    let product = Product::new(rows_of(x.ptr(cx)), rows_of(w.ptr(cx)), size, x.dtype(), out.ptr(cx));
+    Product { alpha: scale, add, ..product }.run(cx)
 }
 
 pub(crate) fn matmul_nn(
@@ -186,19 +167,9 @@ pub(crate) fn matmul_nn(
     let shape = shapes::matmul_nn(dy, w, add)?;
     let out = CudaTensor::new(cx, &shape, dy.dtype())?;
     let w = cast(cx, w, dy.dtype())?;
-    let product = Product {
-        x: rows_of(dy.ptr(cx)),
-        w: columns_of(w.ptr(cx)),
-        dtype: dy.dtype(),
-        rows: shape.rows(),
-        n: shape.last(),
-        k: dy.shape().last(),
-        alpha: scale,
-        add: add.map(|add| add.ptr(cx)),
-        out: out.ptr(cx),
-        out_dtype: dy.dtype(),
-    };
-    product.run(cx)?;
+    let size = [shape.rows(), shape.last(), dy.shape().last()];
+    let product = Product::new(rows_of(dy.ptr(cx)), columns_of(w.ptr(cx)), size, dy.dtype(), out.ptr(cx));
+    Product { alpha: scale, add: add.map(|add| add.ptr(cx)), ..product }.run(cx)?;
     Ok(out)
 }
 
@@ -214,19 +185,10 @@ pub(crate) fn matmul_tn(
         return products.multiply_transposed(cx, dy, scale, add);
     }
     let out = CudaTensor::new(cx, &shape, DType::F32)?;
-    let product = Product {
-        x: columns_of(dy.ptr(cx)),
-        w: columns_of(x.ptr(cx)),
-        dtype: dy.dtype(),
-        rows: shape.rows(),
-        n: shape.last(),
-        k: dy.shape().rows(),
-        alpha: scale,
-        add: add.map(|add| add.ptr(cx)),
-        out: out.ptr(cx),
-        out_dtype: DType::F32,
-    };
-    product.run(cx)?;
+    let size = [shape.rows(), shape.last(), dy.shape().rows()];
+    let product = Product::new(columns_of(dy.ptr(cx)), columns_of(x.ptr(cx)), size, dy.dtype(), out.ptr(cx));
+    let add = add.map(|add| add.ptr(cx));
+    Product { alpha: scale, add, out_dtype: DType::F32, ..product }.run(cx)?;
     Ok(out)
 }
 
@@ -320,19 +282,10 @@ pub(crate) fn row_norms(
     }
     for update in updates {
         let rows = at + (4 * update.first * cols) as u64;
-        let product = Product {
-            x: rows_of(update.up.ptr(cx)),
-            w: columns_of(update.down.ptr(cx)),
-            dtype: DType::F32,
-            rows: update.up.shape().rows(),
-            n: cols,
-            k: update.down.shape().rows(),
-            alpha: update.scale,
-            add: Some(rows),
-            out: rows,
-            out_dtype: DType::F32,
-        };
-        product.run(cx)?;
+        let (up, down) = (rows_of(update.up.ptr(cx)), columns_of(update.down.ptr(cx)));
+        let size = [update.up.shape().rows(), cols, update.down.shape().rows()];
+        let product = Product::new(up, down, size, DType::F32, rows);
+        Product { alpha: update.scale, add: Some(rows), ..product }.run(cx)?;
     }
     let parameters = RowNorms { x: at, out: norms.ptr(cx), dim: int("row_norms", cols)? };
     cx.launch(ROW_NORMS, [out, 1], THREADS, 0, &parameters)?;

@@ -1,8 +1,8 @@
-//! Attention with its log-sum-exp, and its gradients.
+//! The gradients of attention.
 
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::HostTensor;
 
-use crate::reference::attention::{attends, attention, concat_values};
+use crate::reference::attention::{attends, concat_values};
 use crate::reference::values::{tensor, values};
 use crate::shapes::AttentionSize;
 use crate::training::shapes;
@@ -32,30 +32,6 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 fn add_scaled(to: &mut [f64], factor: f64, x: &[f64]) {
     to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
-}
-
-pub(in crate::reference) fn attention_lse(
-    q: &[&T],
-    k: &[&T],
-    v: &[&T],
-    spec: &AttentionSpec,
-) -> Result<[T; 2]> {
-    let size = crate::shapes::attention(q, k, v, spec)?;
-    let (queries, keys, heads) = (size.queries, size.keys, size.heads);
-    let scale = 1.0 / (size.head_dim as f64).sqrt();
-    let at = Heads(size);
-    let (q_values, k_values) = (concat_values(q)?, concat_values(k)?);
-    let mut lse = Vec::with_capacity(queries * heads);
-    for query in 0..queries {
-        for head in 0..heads {
-            let score = |key| scale * dot(&q_values[at.query(query, head)], &k_values[at.key(key, head)]);
-            let scores: Vec<f64> =
-                (0..keys).filter(|&key| attends(&spec.mask, query, key)).map(score).collect();
-            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            lse.push(largest + scores.iter().map(|s| (s - largest).exp()).sum::<f64>().ln());
-        }
-    }
-    Ok([attention(q, k, v, spec)?, tensor([queries, heads], DType::F32, lse)?])
 }
 
 pub(in crate::reference) fn attention_backward(
