@@ -4,31 +4,17 @@ use kiln_engine::{ErrorKind, Explain, Hint, Text, hint};
 
 /// An error about a model, with what to do about it.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
     /// Invalid arguments or environment variables.
     #[error("{what}")]
-    Usage {
-        /// What is wrong.
-        what: Text,
-        /// What to do about it.
-        hint: Hint,
-    },
+    Usage { what: Text, hint: Hint },
     /// A model that does not exist, or that this build can't use.
     #[error("{what}")]
-    Missing {
-        /// What is missing.
-        what: String,
-        /// What to do about it.
-        hint: Hint,
-    },
+    Missing { what: String, hint: Hint },
     /// A model that can't be opened.
     #[error("{source}")]
-    Open {
-        /// What is wrong with it.
-        source: Box<kiln_engine::Error>,
-        /// Where the model may be instead.
-        hint: Option<Hint>,
-    },
+    Open { source: Box<kiln_engine::Error>, hint: Option<Hint> },
     /// A download that failed.
     #[error(transparent)]
     Hub(#[from] kiln_hub::Error),

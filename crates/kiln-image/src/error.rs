@@ -4,15 +4,11 @@ use std::path::PathBuf;
 
 /// Why an image could not be read, prepared or written.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
     /// The file could not be read.
     #[error("can't read image `{}`: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The bytes are in no supported format.
     #[error(
         "`{name}` is not an image Kiln can read: expected PNG, JPEG, WebP, GIF, BMP or TIFF, found {found}"
@@ -20,7 +16,6 @@ pub enum Error {
     NotAnImage {
         /// The file, or the caller's name for the bytes.
         name: String,
-        /// What the first bytes look like.
         found: String,
     },
     /// The format is supported, but the contents can't be decoded.
@@ -28,9 +23,7 @@ pub enum Error {
     Damaged {
         /// The file, or the caller's name for the bytes.
         name: String,
-        /// The format, recognized by the first bytes.
         format: &'static str,
-        /// The decoder's message.
         reason: String,
     },
     /// A text in the file can't be read.
@@ -47,109 +40,41 @@ pub enum Error {
     TooLarge {
         /// The file, or the caller's name for the bytes.
         name: String,
-        /// Width in the file's header.
         width: u32,
-        /// Height in the file's header.
         height: u32,
-        /// Bytes of the decoded image.
         bytes: u64,
     },
     /// The file exceeds the size limit.
     #[error("`{name}` is too large for an image: more than {} MiB", limit >> 20)]
-    FileTooLarge {
-        /// The file.
-        name: String,
-        /// The limit in bytes.
-        limit: u64,
-    },
+    FileTooLarge { name: String, limit: u64 },
     /// The amount of data does not match the width and height.
     #[error("an image of {width}x{height} needs {expected} values (and at least one pixel), found {found}")]
-    Pixels {
-        /// The given width.
-        width: u32,
-        /// The given height.
-        height: u32,
-        /// Number of values for this size.
-        expected: u64,
-        /// Number of values given.
-        found: u64,
-    },
+    Pixels { width: u32, height: u32, expected: u64, found: u64 },
     /// A side of the image is too short for its use.
     #[error("the {role} is too small: {width}x{height}; both sides must be at least {min} px")]
-    TooSmall {
-        /// What the image is used as.
-        role: &'static str,
-        /// Its width.
-        width: u32,
-        /// Its height.
-        height: u32,
-        /// The shortest side allowed.
-        min: u32,
-    },
+    TooSmall { role: &'static str, width: u32, height: u32, min: u32 },
     /// A side of the image would become too long.
     #[error("the {role} would be {width}x{height}; its sides may be at most {max} px")]
-    TooLong {
-        /// What the image is used as.
-        role: &'static str,
-        /// The resulting width.
-        width: u32,
-        /// The resulting height.
-        height: u32,
-        /// The longest side allowed.
-        max: u32,
-    },
+    TooLong { role: &'static str, width: u32, height: u32, max: u32 },
     /// The sides of the image differ too much for the model.
     #[error(
         "the {role} is too long and thin: {width}x{height}; one side may be at most {max} times the other"
     )]
-    AspectRatio {
-        /// What the image is used as.
-        role: &'static str,
-        /// Its width.
-        width: u32,
-        /// Its height.
-        height: u32,
-        /// The largest ratio of the sides.
-        max: u32,
-    },
+    AspectRatio { role: &'static str, width: u32, height: u32, max: u32 },
     /// A mask without a white pixel has no region to crop to.
     #[error(
         "the {width}x{height} mask is black everywhere: nothing to crop to; the area to change must be white"
     )]
-    EmptyMask {
-        /// The mask's width.
-        width: u32,
-        /// The mask's height.
-        height: u32,
-    },
+    EmptyMask { width: u32, height: u32 },
     /// The file name's extension names no output format.
     #[error("unknown image format for `{}`: expected .png, .jpg, .jpeg or .webp, found {found}", path.display())]
-    Format {
-        /// The file to write.
-        path: PathBuf,
-        /// A description of its extension.
-        found: String,
-    },
+    Format { path: PathBuf, found: String },
     /// The encoder failed.
     #[error("can't encode a {width}x{height} image as {format}: {reason}")]
-    Encode {
-        /// The output format.
-        format: crate::Format,
-        /// The image's width.
-        width: u32,
-        /// The image's height.
-        height: u32,
-        /// The encoder's message.
-        reason: String,
-    },
+    Encode { format: crate::Format, width: u32, height: u32, reason: String },
     /// The file could not be written.
     #[error("can't write `{}`: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Write { path: PathBuf, source: std::io::Error },
 }
 
 /// Result with this crate's [`enum@Error`].

@@ -4,32 +4,20 @@ use std::path::{Path, PathBuf};
 
 /// Why a model could not be loaded or run.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
     /// A file of the model folder can't be read.
     #[error("can't read `{file}`: {source}")]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Read { file: PathBuf, source: std::io::Error },
     /// A configuration file is invalid or unsupported.
     #[error("`{file}`: {what}")]
-    Config {
-        /// The file.
-        file: PathBuf,
-        /// What was expected and what was found.
-        what: String,
-    },
+    Config { file: PathBuf, what: String },
     /// The request is invalid.
     #[error("{0}")]
     Request(String),
     /// Values are NaN or infinite: damaged weights, an extreme guidance, or a LoRA with an extreme weight.
     #[error("{what} is not finite: it holds NaN or infinity")]
-    NotFinite {
-        /// Which values.
-        what: String,
-    },
+    NotFinite { what: String },
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),

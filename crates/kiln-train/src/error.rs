@@ -6,6 +6,7 @@ use kiln_engine::{ErrorKind, Explain, Field, Hint, Text, hint};
 
 /// Why a training could not start or continue.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
     /// A setting is invalid, or does not fit the model.
     #[error("{0}")]
@@ -21,7 +22,6 @@ pub enum Error {
     NotFinite {
         /// What is not finite: `the loss` or `the gradient`.
         what: &'static str,
-        /// The step, counted from 1.
         step: u64,
     },
     /// A value of a request that is out of its range, or does not fit others.
@@ -29,47 +29,30 @@ pub enum Error {
     Value {
         /// The field, its range, and what was found.
         what: Text,
-        /// What to do about it.
         hint: Option<Hint>,
     },
     /// An error with what was being done.
     #[error("{source}")]
-    Context {
-        /// What was being done.
-        doing: String,
-        /// The error itself.
-        source: Box<Error>,
-    },
+    Context { doing: String, source: Box<Error> },
     /// The images, captions or files of a training are unusable.
     #[error("{what}")]
-    Data {
-        /// What is wrong, and where.
-        what: String,
-        /// What to do about it.
-        hint: Option<Hint>,
-    },
+    Data { what: String, hint: Option<Hint> },
     /// The training was stopped because it no longer learns.
     #[error("{what}")]
     Diverged {
-        /// What happened, and in which step.
         what: String,
         /// The step of the last checkpoint, from which it can continue at a lower learning rate.
         saved: Option<u64>,
     },
     /// Another training writes the same files.
     #[error("another training writes to `{}`", folder.display())]
-    InUse {
-        /// The folder beside the LoRA.
-        folder: PathBuf,
-    },
+    InUse { folder: PathBuf },
     /// A file could not be read or written.
     #[error("can't {doing} `{}`: {source}", path.display())]
     Io {
         /// What was attempted: `read`, `write`, `create`.
         doing: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The system's error.
         source: std::io::Error,
     },
     /// A model can't be found or opened.

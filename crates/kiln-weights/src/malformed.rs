@@ -17,6 +17,7 @@ pub(crate) fn check_empty(tensor: &str, shape: &Shape) -> Result<(), MalformedFi
 
 /// What is wrong with a file that should be safetensors or GGUF. [`crate::Error::Malformed`] adds its name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum MalformedFile {
     /// No bytes at all.
     #[error("the file is empty")]
@@ -26,16 +27,12 @@ pub enum MalformedFile {
     OtherFormat(&'static str),
     /// Too short for the length of the header.
     #[error("expected at least 8 bytes (the header's length), found {found}")]
-    TooShort {
-        /// Bytes in the file.
-        found: usize,
-    },
+    TooShort { found: usize },
     /// The header's length reaches past the end of the file.
     #[error("it announces a header of {header} bytes, but has {available} bytes after that number")]
     HeaderLength {
         /// The length in the file's first 8 bytes.
         header: u64,
-        /// Bytes after them.
         available: usize,
     },
     /// A header longer than the format allows.
@@ -43,154 +40,66 @@ pub enum MalformedFile {
     HeaderTooLong {
         /// The length in the file's first 8 bytes.
         header: u64,
-        /// The maximum.
         limit: u64,
     },
     /// A header that is not the expected JSON.
     #[error("its header is not JSON of tensors: {reason}")]
-    NotJson {
-        /// The JSON parser's error.
-        reason: String,
-    },
+    NotJson { reason: String },
     /// A name that is in the header twice.
     #[error("its header names tensor `{tensor}` twice")]
-    DuplicateTensor {
-        /// The tensor.
-        tensor: String,
-    },
+    DuplicateTensor { tensor: String },
     /// A part of a GGUF file that llama.cpp has split.
     #[error("it is part {number} of {count} of a split GGUF file")]
-    SplitGguf {
-        /// Which part, from 1.
-        number: u64,
-        /// How many there are.
-        count: u64,
-    },
+    SplitGguf { number: u64, count: u64 },
     /// An unsupported dtype.
     #[error("tensor `{tensor}` has dtype {dtype}{}; Kiln reads {}", dtypes::meaning(dtype), dtypes::names())]
-    DType {
-        /// The tensor.
-        tensor: String,
-        /// The dtype's name in the header.
-        dtype: String,
-    },
+    DType { tensor: String, dtype: String },
     /// Data that ends before it starts.
     #[error("the data of tensor `{tensor}` ends at byte {end}, before its start at {start}")]
-    ReversedOffsets {
-        /// The tensor.
-        tensor: String,
-        /// First byte.
-        start: usize,
-        /// One past the last byte.
-        end: usize,
-    },
+    ReversedOffsets { tensor: String, start: usize, end: usize },
     /// Data that starts inside another tensor's.
     #[error("the data of tensor `{tensor}` starts at byte {start}, inside `{other}`, which ends at {end}")]
-    Overlap {
-        /// The tensor.
-        tensor: String,
-        /// Its first byte.
-        start: usize,
-        /// The tensor before it.
-        other: String,
-        /// One past that tensor's last byte.
-        end: usize,
-    },
+    Overlap { tensor: String, start: usize, other: String, end: usize },
     /// Bytes that belong to no tensor.
     #[error(
         "the data of tensor `{tensor}` starts at byte {start}, expected {expected}: the bytes between belong to no tensor"
     )]
-    Gap {
-        /// The tensor after the gap.
-        tensor: String,
-        /// Its first byte.
-        start: usize,
-        /// Where the tensor before it ends.
-        expected: usize,
-    },
+    Gap { tensor: String, start: usize, expected: usize },
     /// Data of another size than shape and dtype need.
     #[error("tensor `{tensor}`, {dtype} {shape}, needs {expected} bytes, but its offsets span {found}")]
-    SizeMismatch {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype's name in the header.
-        dtype: &'static str,
-        /// Its shape.
-        shape: Shape,
-        /// Bytes that dtype and shape need.
-        expected: usize,
-        /// Bytes between its offsets.
-        found: usize,
-    },
+    SizeMismatch { tensor: String, dtype: &'static str, shape: Shape, expected: usize, found: usize },
     /// More elements than memory can address.
     #[error("tensor `{tensor}` has shape {shape}, which is too large for any memory")]
-    TooLarge {
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Shape,
-    },
+    TooLarge { tensor: String, shape: Shape },
     /// No elements, but a huge dimension.
     #[error("tensor `{tensor}` has shape {shape}: no elements, but a huge dimension")]
-    OversizedEmpty {
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Shape,
-    },
+    OversizedEmpty { tensor: String, shape: Shape },
     /// The file ends before the data its header describes.
     #[error(
         "its header describes {expected} bytes of data, found {found}: the file ends inside or before `{tensor}`; \
          it was probably not downloaded completely"
     )]
-    Truncated {
-        /// The first tensor that is not complete.
-        tensor: String,
-        /// Bytes of data the header describes.
-        expected: usize,
-        /// Bytes of data there are.
-        found: usize,
-    },
+    Truncated { tensor: String, expected: usize, found: usize },
     /// The file continues after the data its header describes.
     #[error("its header describes {expected} bytes of data, found {found}: the rest belongs to no tensor")]
-    Trailing {
-        /// Bytes of data the header describes.
-        expected: usize,
-        /// Bytes of data there are.
-        found: usize,
-    },
+    Trailing { expected: usize, found: usize },
     /// An invalid GGUF header.
     #[error("{problem}")]
-    Gguf {
-        /// What was found, and where.
-        problem: String,
-    },
+    Gguf { problem: String },
     /// A GGUF type that Kiln can't read.
     #[error(
         "tensor `{tensor}` is stored as {dtype}, which Kiln does not support; take a {instead} file of the same model \
          (Kiln reads {})",
         gguf::supported_types()
     )]
-    GgufType {
-        /// The tensor.
-        tensor: String,
-        /// The type's name.
-        dtype: &'static str,
-        /// The nearest types that Kiln can read.
-        instead: &'static str,
-    },
+    GgufType { tensor: String, dtype: &'static str, instead: &'static str },
     /// A GGUF type that did not exist when Kiln was written, or never.
     #[error(
         "tensor `{tensor}` has type number {id}, which Kiln does not know: the file is newer than this Kiln, or \
          damaged; take a Q4_K or IQ4_XS file of the same model (Kiln reads {})",
         gguf::supported_types()
     )]
-    UnknownGgufType {
-        /// The tensor.
-        tensor: String,
-        /// The number.
-        id: u32,
-    },
+    UnknownGgufType { tensor: String, id: u32 },
     /// Rejected by the safetensors crate for another reason.
     #[error("{0}")]
     Other(String),

@@ -3,79 +3,36 @@ use crate::{DType, Shape};
 
 /// Tensors that don't form a linear layer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum LinearError {
     /// The layer has no weight.
     #[error("a linear layer needs at least one weight")]
     NoWeight,
     /// The weight has no elements.
     #[error("a weight has shape [{rows}, {cols}], expected at least one element")]
-    Empty {
-        /// Total rows of all matrices.
-        rows: usize,
-        /// Columns of each matrix.
-        cols: usize,
-    },
+    Empty { rows: usize, cols: usize },
     /// A weight or LoRA factor that is not a matrix.
     #[error("{what} has shape {found}, expected a matrix")]
-    NotAMatrix {
-        /// Which tensor, such as `bias`.
-        what: &'static str,
-        /// Its shape.
-        found: Shape,
-    },
+    NotAMatrix { what: &'static str, found: Shape },
     /// A tensor whose shape does not fit the others.
     #[error("{what} has shape {found}, expected {expected}")]
-    Shape {
-        /// Which tensor, such as `bias`.
-        what: &'static str,
-        /// Its shape.
-        found: Shape,
-        /// The shape that fits.
-        expected: Shape,
-    },
+    Shape { what: &'static str, found: Shape, expected: Shape },
     /// A tensor of an element type that is not allowed there.
     #[error("{what} is {found}, expected {expected}")]
-    DType {
-        /// Which tensor, such as `bias`.
-        what: &'static str,
-        /// Its type.
-        found: DType,
-        /// The allowed types.
-        expected: &'static str,
-    },
+    DType { what: &'static str, found: DType, expected: &'static str },
     /// Different numbers of int8 matrices and scale vectors.
     #[error("{matrices} int8 matrices need as many scale vectors, found {scales}")]
-    Scales {
-        /// Number of matrices.
-        matrices: usize,
-        /// Number of scale vectors.
-        scales: usize,
-    },
+    Scales { matrices: usize, scales: usize },
     /// An int8 matrix so wide that a dot product may overflow 32 bits.
     #[error("an int8 weight has {cols} columns, expected at most {MAX_COLS}")]
-    TooWide {
-        /// Its columns.
-        cols: usize,
-    },
+    TooWide { cols: usize },
     /// An fp8 matmul requested for an int8 weight.
     #[error("an int8 weight can't use an fp8 matmul")]
     Int8WithFp8Matmul,
     /// Matrices of different element types.
     #[error("the weights of one linear layer must have one dtype, found {first} and {second}")]
-    DTypes {
-        /// The first matrix's type.
-        first: DType,
-        /// The type that differs.
-        second: DType,
-    },
+    DTypes { first: DType, second: DType },
     /// A LoRA delta that reaches past the layer's last row.
     #[error("a LoRA delta changes rows {start}..{end} of a linear layer with {rows} rows")]
-    DeltaRows {
-        /// First row.
-        start: usize,
-        /// One past the last row.
-        end: usize,
-        /// Rows of the layer.
-        rows: usize,
-    },
+    DeltaRows { start: usize, end: usize, rows: usize },
 }

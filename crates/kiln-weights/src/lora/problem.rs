@@ -31,248 +31,106 @@ impl fmt::Display for SettingsPlace {
 
 /// What is wrong with a LoRA file. [`crate::Error::Lora`] adds its name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum LoraProblem {
     /// No tensors.
     #[error("there is no tensor in it")]
     Empty,
     /// A kind of adapter that is not supported.
     #[error("it is an adapter of type {kind} (`{key}`), which is not supported")]
-    UnsupportedKind {
-        /// The kind.
-        kind: &'static str,
-        /// A key that tells the kind.
-        key: String,
-    },
+    UnsupportedKind { kind: &'static str, key: String },
     /// A part of a model, or all of it.
     #[error("it is not a LoRA but a model: {found}")]
-    WholeModel {
-        /// What the file holds.
-        found: String,
-    },
+    WholeModel { found: String },
     /// A file with nothing that the transformer can use, and why.
     #[error("{0}")]
     NothingElse(Box<LoraProblem>),
     /// Keys for the text encoder.
     #[error("it changes the text encoder (`{key}`); only LoRAs of the transformer are supported")]
-    TextEncoder {
-        /// One of the keys.
-        key: String,
-    },
+    TextEncoder { key: String },
     /// Keys for something else than the matrices of the transformer.
     #[error("it {what} (`{key}`); only updates of the transformer's linear layers are supported")]
     OtherPart {
         /// What it does, as in "changes the VAE".
         what: &'static str,
-        /// One of the keys.
         key: String,
     },
     /// Two adapters in one file.
     #[error("it holds two adapters, `{first}` and {}; expected one", second.as_ref().map_or("one without a name".into(), |s| format!("`{s}`")))]
     Adapters {
-        /// The name of an adapter.
         first: String,
         /// The name of another, if it has one.
         second: Option<String>,
     },
     /// A scale of a quantized tensor.
     #[error("`{key}` belongs to a quantized tensor; LoRAs that are quantized in this way are not supported")]
-    Quantized {
-        /// The key of the scale.
-        key: String,
-    },
+    Quantized { key: String },
     /// A key of a module that is used, of unknown meaning.
     #[error("`{key}` belongs to the module `{module}`, and what it means is not known")]
-    UnknownInModule {
-        /// The key.
-        key: String,
-        /// The module.
-        module: String,
-    },
+    UnknownInModule { key: String, module: String },
     /// Modules that FLUX.2 does not have.
     #[error("FLUX.2 does not have {} of its {total} modules: {}", keys.len(), quoted(keys))]
-    UnknownModules {
-        /// The modules.
-        keys: Vec<String>,
-        /// How many modules the LoRA has.
-        total: usize,
-    },
+    UnknownModules { keys: Vec<String>, total: usize },
     /// Keys that are not LoRA keys.
     #[error("{} of its keys are not LoRA keys: {}", keys.len(), quoted(keys))]
-    UnknownKeys {
-        /// The keys.
-        keys: Vec<String>,
-    },
+    UnknownKeys { keys: Vec<String> },
     /// A tensor without another that it needs.
     #[error("`{key}` has no `{missing}` beside it")]
-    Incomplete {
-        /// A key of the module.
-        key: String,
-        /// The missing key.
-        missing: String,
-    },
+    Incomplete { key: String, missing: String },
     /// Two updates of the same module.
     #[error("both `{first}` and `{second}` are for one module")]
-    Duplicate {
-        /// A key.
-        first: String,
-        /// Another key for the same module.
-        second: String,
-    },
+    Duplicate { first: String, second: String },
     /// A tensor of the wrong shape.
     #[error("`{key}` has shape {found}, expected {expected}")]
-    UnexpectedShape {
-        /// The key.
-        key: String,
-        /// Its shape.
-        found: Shape,
-        /// What it should be.
-        expected: &'static str,
-    },
+    UnexpectedShape { key: String, found: Shape, expected: &'static str },
     /// A tensor of an unsupported type.
     #[error("`{key}` is {dtype}, expected {expected}")]
-    DType {
-        /// The key.
-        key: String,
-        /// Its type.
-        dtype: DType,
-        /// The types that it may have.
-        expected: &'static str,
-    },
+    DType { key: String, dtype: DType, expected: &'static str },
     /// Two matrices that differ in their common dimension.
     #[error("`{down}` has rank {rank} (shape {down_shape}), but `{up}` has shape {up_shape}")]
-    Rank {
-        /// The key of the first matrix.
-        down: String,
-        /// Its rows.
-        rank: usize,
-        /// Its shape.
-        down_shape: Shape,
-        /// The key of the second matrix.
-        up: String,
-        /// Its shape.
-        up_shape: Shape,
-    },
+    Rank { down: String, rank: usize, down_shape: Shape, up: String, up_shape: Shape },
     /// The two matrices of a LoRA, exchanged.
     #[error("`{down}` (shape {down_shape}) and `{up}` (shape {up_shape}) are swapped")]
-    Swapped {
-        /// The key of the first matrix.
-        down: String,
-        /// Its shape.
-        down_shape: Shape,
-        /// The key of the second matrix.
-        up: String,
-        /// Its shape.
-        up_shape: Shape,
-    },
+    Swapped { down: String, down_shape: Shape, up: String, up_shape: Shape },
     /// Numbers that are not finite.
     #[error("`{key}` is {dtype} and not finite everywhere{}", not_finite(*dtype))]
-    NotFinite {
-        /// The key.
-        key: String,
-        /// Its type.
-        dtype: DType,
-    },
+    NotFinite { key: String, dtype: DType },
     /// An alpha that gives no scale.
     #[error("`{key}` is {found}, expected a finite number other than 0")]
-    Alpha {
-        /// The key.
-        key: String,
-        /// The value.
-        found: f32,
-    },
+    Alpha { key: String, found: f32 },
     /// A scale that f32 can't hold.
     #[error("the scale of `{module}` is {found}, which is out of range")]
-    Scale {
-        /// The module.
-        module: String,
-        /// Its scale.
-        found: f64,
-    },
+    Scale { module: String, found: f64 },
     /// Invalid settings.
     #[error("{settings} is not usable: {reason}")]
-    Metadata {
-        /// Where they are.
-        settings: SettingsPlace,
-        /// Why.
-        reason: String,
-    },
+    Metadata { settings: SettingsPlace, reason: String },
     /// A rank in the settings that differs from the matrices'.
     #[error("{settings} gives `{module}` rank {expected}, but `{key}` has {found}")]
-    MetadataRank {
-        /// Where the settings are.
-        settings: SettingsPlace,
-        /// The module.
-        module: String,
-        /// The rank in the settings.
-        expected: f64,
-        /// The key of its first matrix.
-        key: String,
-        /// That matrix's rows.
-        found: usize,
-    },
+    MetadataRank { settings: SettingsPlace, module: String, expected: f64, key: String, found: usize },
     /// A config with another alpha than the tensors'.
     #[error("`{key}` is {found}, but {settings} has an alpha of {stated}; expected one alpha")]
-    MetadataAlpha {
-        /// Where the settings are.
-        settings: SettingsPlace,
-        /// The key of the tensor.
-        key: String,
-        /// Its value.
-        found: f64,
-        /// The alpha of the settings.
-        stated: f64,
-    },
+    MetadataAlpha { settings: SettingsPlace, key: String, found: f64, stated: f64 },
     /// A config for another kind of adapter than the tensors'.
     #[error("{settings} is that of a {expected}, but `{key}` is of a {found}")]
-    MetadataKind {
-        /// Where the settings are.
-        settings: SettingsPlace,
-        /// The kinds that fit the settings.
-        expected: String,
-        /// A key.
-        key: String,
-        /// The kind that its name tells.
-        found: &'static str,
-    },
+    MetadataKind { settings: SettingsPlace, expected: String, key: String, found: &'static str },
     /// A setting that PEFT heeds and Kiln does not support.
     #[error("{settings} has {setting} ({value}), which is not supported")]
-    Setting {
-        /// Where the settings are.
-        settings: SettingsPlace,
-        /// The setting.
-        setting: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Setting { settings: SettingsPlace, setting: &'static str, value: String },
     /// A config with `use_dora`, without the magnitudes of some modules.
     #[error("{settings} says use_dora, but there is no lora_magnitude_vector for every module")]
-    DoraWithoutMagnitude {
-        /// Where the settings are.
-        settings: SettingsPlace,
-    },
+    DoraWithoutMagnitude { settings: SettingsPlace },
     /// Magnitudes that PEFT does not have.
     #[error("`{key}` has magnitudes of columns, which the diffusers rule for DoRAs does not cover")]
-    DoraOfColumns {
-        /// The key.
-        key: String,
-    },
+    DoraOfColumns { key: String },
     /// Magnitudes, with a config without `use_dora`.
     #[error("{settings} says that use_dora is false, but there are magnitudes in the LoRA")]
-    MagnitudeWithoutDora {
-        /// Where the settings are.
-        settings: SettingsPlace,
-    },
+    MagnitudeWithoutDora { settings: SettingsPlace },
     /// A LoRA made for FLUX.1.
     #[error("it was made for {}, and only FLUX.2 is supported", LoraBase::Flux1)]
     Flux1,
     /// A LoRA made for another model.
     #[error("it was made for {made_for}, and this model is {model}")]
-    WrongBase {
-        /// The model it was made for.
-        made_for: LoraBase,
-        /// The model it is applied to.
-        model: LoraBase,
-    },
+    WrongBase { made_for: LoraBase, model: LoraBase },
     /// Matrices that don't fit the layer of the model.
     #[error(
         "`{key}` has shape {found}, but for `{module}` of {rows} by {cols} it must be {expected}; \
@@ -281,15 +139,10 @@ pub enum LoraProblem {
     Shape {
         /// The key; for updates of several factors, the module.
         key: String,
-        /// Its shape.
         found: Shape,
-        /// The shape that fits.
         expected: Shape,
-        /// The layer of the model.
         module: String,
-        /// The layer's rows.
         rows: usize,
-        /// The layer's columns.
         cols: usize,
     },
 }
