@@ -1,4 +1,4 @@
-"""The nodes: load a model, stack LoRAs, text, references, inpainting, generate, encode, decode, save."""
+"""The nodes: load a model, stack LoRAs, text, references, inpainting, settings, generate, encode, decode, save."""
 
 import json
 import os
@@ -149,6 +149,59 @@ class Inpaint:
         return (init,)
 
 
+class Settings:
+    """The other fields of a request: what is left as it is, is left to the model."""
+
+    DESCRIPTION = "Rarely used settings for Kiln: Generate."
+    CATEGORY = CATEGORY
+    FUNCTION = "settings"
+    RETURN_TYPES = ("KILN_SETTINGS",)
+    RETURN_NAMES = ("settings",)
+    # What other nodes have, and what comes from files.
+    LEFT_OUT = frozenset(
+        "prompt negative_prompt prompt_embeds negative_prompt_embeds seed width height n steps guidance cache references "
+        "init mask strength mask_padding upscale tile_size loras noise".split()
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        fields = kiln.request_fields()
+        return {"required": {}, "optional": {name: _input(fields[name]) for name in fields if name not in cls.LEFT_OUT}}
+
+    def settings(self, **values):
+        fields = kiln.request_fields()
+        settings = {name: _value(value, fields[name]) for name, value in values.items()}
+        return ({name: value for name, value in settings.items() if value is not None},)
+
+
+def _input(field):
+    """The input of a field: -1, an empty text or "default" leave it out."""
+    kind, tooltip = _kind(field), " ".join(field["description"].split())
+    if "enum" in field:
+        return (["default", *field["enum"]], {"tooltip": tooltip})
+    if kind == "boolean":
+        return ("BOOLEAN", {"default": False, "tooltip": tooltip})
+    if kind in ("integer", "number"):
+        widget = {"default": -1, "min": -1, "max": field.get("maximum", 2**31), "tooltip": f"{tooltip}; -1: default"}
+        return ("INT", widget) if kind == "integer" else ("FLOAT", {**widget, "step": 0.01})
+    return ("STRING", {"default": "", "tooltip": tooltip})
+
+
+def _value(value, field):
+    if value in ("default", "") or value is False:
+        return None
+    kind = _kind(field)
+    if kind in ("integer", "number"):
+        return None if value < 0 else value
+    return json.loads(f"[{value}]") if kind == "array" else value
+
+
+def _kind(field):
+    """The type of a field, without that it may be absent."""
+    kind = field.get("type", "string")
+    return kind if isinstance(kind, str) else kind[0]
+
+
 class Generate:
     """Generates images, with a live preview. *Cancel* ends it within a step."""
 
@@ -178,6 +231,7 @@ class Generate:
                 "loras": ("KILN_LORAS",),
                 "references": ("KILN_REFERENCES",),
                 "init": ("KILN_INIT",),
+                "settings": ("KILN_SETTINGS",),
                 "cache": (
                     "FLOAT",
                     {"default": 0.0, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "step cache; 0: off, 0.1 is good"},
@@ -187,12 +241,13 @@ class Generate:
 
     def generate(
         self, model, text, seed, width, height, steps, guidance, batch_size,
-        loras=(), references=(), init=None, cache=0.0,
+        loras=(), references=(), init=None, settings=None, cache=0.0,
     ):  # fmt: skip
         watcher = Watcher()
         images = model.generate(
             **text,
             **(init or {}),
+            **(settings or {}),
             seed=seed,
             width=width or None,
             height=height or None,
@@ -205,25 +260,25 @@ class Generate:
             on_progress=watcher.progress,
             on_preview=watcher.preview,
         )
-        latents = [_latent(image) for image in images]
+        latents = [_latent(image, model.info["unit"]) for image in images]
         # An image that was pasted into a larger one has latents of its region.
         latent = tensors.to_latent([array for array in latents if array.shape == latents[0].shape])
         recipe = json.dumps(images[0].recipe, indent=1)
         return (tensors.to_images(image.numpy() for image in images), latent, images, recipe)
 
 
-def _latent(image):
-    """The final latents of an image as `[channels, height/16, width/16]`."""
+def _latent(image, unit):
+    """The final latents of an image as `[channels, height/unit, width/unit]`."""
     tokens = image.latents()
     recipe = image.recipe
-    height, width = recipe["height"] // 16, recipe["width"] // 16
+    height, width = recipe["height"] // unit, recipe["width"] // unit
     if height * width != tokens.shape[0]:
         raise ValueError(f"{tokens.shape[0]} latent tokens don't fit an image of {recipe['width']}x{recipe['height']}")
     return tokens.T.reshape(tokens.shape[1], height, width)
 
 
 class VAEEncode:
-    """Encodes images to latents, as ComfyUI's own nodes for FLUX.2 use them. Sides are cut to multiples of 16."""
+    """Encodes images to latents, as ComfyUI's own nodes for FLUX.2 use them. Sides are cut to whole tokens."""
 
     CATEGORY = CATEGORY
     FUNCTION = "encode"
@@ -236,7 +291,7 @@ class VAEEncode:
     def encode(self, model, image):
         arrays = []
         for pixels in tensors.from_images(image):
-            height, width = (side // 16 * 16 for side in pixels.shape[:2])
+            height, width = (side - side % model.info["unit"] for side in pixels.shape[:2])
             arrays.append(model.encode_image(pixels[:height, :width])[0])
         return (tensors.to_latent(arrays),)
 
@@ -290,6 +345,7 @@ NODE_CLASS_MAPPINGS = {
     "KilnText": Text,
     "KilnReference": Reference,
     "KilnInpaint": Inpaint,
+    "KilnSettings": Settings,
     "KilnGenerate": Generate,
     "KilnVAEEncode": VAEEncode,
     "KilnVAEDecode": VAEDecode,
@@ -302,6 +358,7 @@ NODE_DISPLAY_NAME_MAPPINGS = {
     "KilnText": "Kiln: Text",
     "KilnReference": "Kiln: Reference Images",
     "KilnInpaint": "Kiln: Initial Image and Mask",
+    "KilnSettings": "Kiln: Settings",
     "KilnGenerate": "Kiln: Generate",
     "KilnVAEEncode": "Kiln: VAE Encode",
     "KilnVAEDecode": "Kiln: VAE Decode",

@@ -36,7 +36,7 @@ test("advanced settings are sent, shown and reused", async (page) => {
 
   await page.locator("#grid .open").nth(1).click();
   await page.waitForSelector("#viewer[open]");
-  await matches(page, "#viewer-facts", /power, rho 1\.5/);
+  await matches(page, "#viewer-facts", /Schedulepower.*Rho1\.5/s);
   await page.click("#viewer-actions button:text('Reuse settings')");
   await matches(page, "#prompt", /^a hat$/);
   for (const [id, value] of [["rng", "cuda"], ["schedule", "power"], ["rho", "1.5"], ["max-tokens", "32"], ["sigmas", ""]]) {

@@ -68,9 +68,9 @@ test("a LoRA is trained from dropped images, and used at once", async (_, { brow
     await page.fill("#train-prompts", "a zorp star");
     // Fields that the page has no control of its own for follow from the API's description.
     await page.click("#train-more summary");
-    await page.fill("#train-field-warmup", "2");
-    await page.fill("#train-field-ranks", "2, 2, 1, 1");
-    await page.selectOption("#train-field-optimizer", "adamw8bit");
+    await page.fill("#train-form-warmup", "2");
+    await page.fill("#train-form-ranks", "2, 2, 1, 1");
+    await page.selectOption("#train-form-optimizer", "adamw8bit");
     await page.check("#train-flip");
     await shot(page, "train-form");
     assert.deepEqual(await violations(page), []);

@@ -64,6 +64,8 @@ mod projection;
 mod recipe;
 mod request;
 mod residency;
+#[cfg(feature = "schema")]
+mod schema;
 mod session;
 mod settings;
 mod setup;
@@ -75,7 +77,9 @@ pub mod wildcards;
 pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
 pub use content_hashes::ContentHashes;
 pub use engine::{Counters, Engine, EngineInfo, Task};
-pub use error::{Error, ErrorKind, Explain, Field, FieldNames, Hint, MissingComponent, Piece, Result, Text};
+pub use error::{
+    Error, ErrorKind, Explain, Field, FieldGroup, FieldNames, Hint, MissingComponent, Piece, Result, Text,
+};
 pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
 pub use image_collector::ImageCollector;
 pub use inputs::{InputImage, InputResolver, InputTensors, LocalFiles, read_image_bytes};
@@ -83,8 +87,8 @@ pub use kiln_nn::{Event, StepEnd, StepReply};
 pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
 pub use model::{
-    ComponentFile, ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, VariantSource, Vocabulary,
-    config_key, find_variant,
+    ComponentFile, ComponentPaths, ComponentWeights, Model, ModelComponent, ModelDefaults, VaeFile,
+    VariantSource, Vocabulary, config_key, find_variant,
 };
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;
@@ -99,6 +103,8 @@ pub use request::{
     PngEffort, Request, Rng, ScheduleKind, cache_threshold,
 };
 pub use residency::{WeightBytes, WeightResidency, plan_residency};
+#[cfg(feature = "schema")]
+pub use schema::json_fields;
 pub use session::{LoadedEngine, Session};
 pub use settings::{CudaGraphs, Device, Isa, Precision, Settings};
 pub use setup::Setup;

@@ -230,8 +230,8 @@ impl Recipe {
         if let Some((field, found)) = changes.not_finite() {
             return Err(Error::value(format!("`{field}` must be a finite number, found {found}")));
         }
-        let mut own = fields(&self.request);
-        let changed = fields(changes);
+        let mut own = self.request.fields();
+        let changed = changes.fields();
         let has = |name: &str| changed.contains_key(name);
         // Alternatives replace each other, with the fields that depend on them.
         let new_prompt = has("prompt") || has("embeds");
@@ -264,8 +264,8 @@ impl Recipe {
             remove(&mut own, &["lora_partial", "dora_rule"]);
         }
         own.extend(changed);
-        let mut request: Request = serde_json::from_value(Value::Object(own))
-            .map_err(|e| Error::request(format!("invalid recipe: {e}")))?;
+        let mut request: Request =
+            serde_json::from_value(own.into()).map_err(|e| Error::request(format!("invalid recipe: {e}")))?;
         // The files may have changed: their hashes are computed again.
         request.images_mut().for_each(|file| file.sha256 = None);
         request.loras.iter_mut().for_each(|lora| lora.sha256 = None);
@@ -310,14 +310,6 @@ impl Recipe {
         let others = [&request.noise, &request.vae, &request.embeds].into_iter().flatten();
         let files = request.images().chain(others).map(|f| (f.path.as_path(), f.sha256.as_deref()));
         files.chain(request.loras.iter().map(|l| (l.path.as_path(), l.sha256.as_deref())))
-    }
-}
-
-/// Returns the fields of a request that are set.
-fn fields(request: &Request) -> Map<String, Value> {
-    match serde_json::to_value(request) {
-        Ok(Value::Object(fields)) => fields,
-        _ => Map::new(),
     }
 }
 

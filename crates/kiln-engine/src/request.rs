@@ -4,17 +4,23 @@
 //! [`InputResolver`](crate::InputResolver) gives the names their meaning. Its JSON is that of `/v1/jobs` and of recipes: a
 //! file is a name, or in a recipe an object with its path and hash.
 
+mod choices;
+mod fields;
 mod files;
 pub mod finite;
 mod one_or_many;
+mod parse;
 
 use std::path::PathBuf;
 
-use kiln_weights::DoraRule;
 use serde::{Deserialize, Serialize};
 
+pub use choices::{DoraRuleName, OutputFormat, PngEffort, Rng, ScheduleKind};
 pub use files::{FileRef, LoraRef};
 pub use one_or_many::OneOrMany;
+pub use parse::cache_threshold;
+#[cfg(feature = "cli")]
+use parse::{at_least, seed, upscale_factor};
 
 /// What to generate. Only the prompt is required; everything else has a default.
 ///
@@ -76,7 +82,6 @@ pub struct Request {
 
     /// Skip what a LoRA has for layers that the model lacks, with a note, instead of refusing the file
     #[cfg_attr(feature = "cli", arg(long, help_heading = "Model"))]
-    #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lora_partial: bool,
 
@@ -151,7 +156,7 @@ pub struct Request {
         feature = "cli",
         arg(long, value_name = "FILE", help_heading = "Image", conflicts_with = "prompts")
     )]
-    #[cfg_attr(feature = "schema", schema(ignore))]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embeds: Option<FileRef>,
 
@@ -318,7 +323,7 @@ pub struct Request {
         feature = "cli",
         arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")
     )]
-    #[cfg_attr(feature = "schema", schema(ignore))]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<FileRef>,
 
@@ -369,105 +374,6 @@ pub struct BatchPosition {
     pub batch: usize,
     /// Index of its prompt in the file of embeddings, from 0.
     pub embeds_row: Option<usize>,
-}
-
-/// How noise levels are distributed over the steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleKind {
-    /// As the model was trained: shifted towards high noise for large images
-    #[default]
-    Shifted,
-    /// linspace(1,0,n+1)^(1/rho)
-    Power,
-}
-
-/// The random number generator of PyTorch whose noise is reproduced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum Rng {
-    /// CPU generator of an f32 pipeline, or of a 16-bit one since torch 2.13
-    #[default]
-    Cpu,
-    /// CPU generator of a bf16 pipeline up to torch 2.11
-    CpuBf16,
-    /// CPU generator of an f16 pipeline up to torch 2.11
-    CpuF16,
-    /// CUDA generator
-    Cuda,
-}
-
-/// The program whose rule for DoRAs is followed; with a weight of 1 and alone, both are the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum DoraRuleName {
-    /// The weight mixes the changed layers with the unchanged ones; several LoRAs add up
-    #[cfg_attr(feature = "cli", value(name = "comfyui"))]
-    ComfyUi,
-    /// The weight scales the update, as in PEFT; a DoRA also rescales what the LoRAs before it changed
-    Diffusers,
-}
-
-impl From<DoraRuleName> for DoraRule {
-    fn from(name: DoraRuleName) -> DoraRule {
-        match name {
-            DoraRuleName::ComfyUi => DoraRule::ComfyUi,
-            DoraRuleName::Diffusers => DoraRule::Diffusers,
-        }
-    }
-}
-
-/// A file format for images.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum OutputFormat {
-    /// Lossless.
-    #[default]
-    Png,
-    /// Lossy, small files.
-    #[serde(alias = "jpg")]
-    Jpeg,
-    /// Lossless, smaller and slower than PNG; with a quality lossy, smaller than JPEG.
-    Webp,
-}
-
-impl OutputFormat {
-    /// Returns the format of `kiln-image`.
-    pub fn format(self) -> kiln_image::Format {
-        match self {
-            OutputFormat::Png => kiln_image::Format::Png,
-            OutputFormat::Jpeg => kiln_image::Format::Jpeg,
-            OutputFormat::Webp => kiln_image::Format::Webp,
-        }
-    }
-
-    /// Returns its name in the OpenAI API.
-    pub fn name(self) -> &'static str {
-        match self {
-            OutputFormat::Png => "png",
-            OutputFormat::Jpeg => "jpeg",
-            OutputFormat::Webp => "webp",
-        }
-    }
-}
-
-/// How much effort goes into PNG compression.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum PngEffort {
-    /// A few milliseconds per image.
-    #[default]
-    Fast,
-    /// Smaller files, many times slower.
-    Small,
 }
 
 impl Request {
@@ -531,42 +437,6 @@ impl Request {
             small: self.png == Some(PngEffort::Small),
         }
     }
-}
-
-/// Parses a whole number of at least `MIN`. The message is the same for negative numbers.
-#[cfg(feature = "cli")]
-fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
-    clap::builder::ValueParser::new(|text: &str| match text.parse::<u64>() {
-        Ok(n) if n >= MIN.into() => {
-            u32::try_from(n).map_err(|_| format!("expected a whole number of at most {}", u32::MAX))
-        }
-        _ => Err(format!("expected a whole number of at least {MIN}")),
-    })
-}
-
-/// Parses a threshold of the step cache. The error says what was expected.
-pub fn cache_threshold(text: &str) -> Result<f32, String> {
-    let threshold = text.parse().ok().filter(|threshold| (0.0..=1.0).contains(threshold));
-    threshold.ok_or_else(|| "expected a number from 0 (off) to 1".into())
-}
-
-#[cfg(feature = "cli")]
-fn upscale_factor(text: &str) -> Result<u32, String> {
-    match text {
-        "2" => Ok(2),
-        "4" => Ok(4),
-        _ => Err("expected 2 or 4".into()),
-    }
-}
-
-/// Parses a seed. `-1` becomes a random one, as in A1111 and stable-diffusion.cpp.
-#[cfg(feature = "cli")]
-fn seed(text: &str) -> Result<u64, String> {
-    if text == "-1" {
-        return random_seed();
-    }
-    text.parse()
-        .map_err(|_| format!("expected a whole number from 0 to {}, or -1 for a random seed", u64::MAX))
 }
 
 /// Returns a random seed of 32 bits, which is all that torch's CPU generator uses, and short enough to type.

@@ -97,6 +97,12 @@ impl Latent {
     }
 }
 
+impl PartialEq for Family {
+    fn eq(&self, other: &Family) -> bool {
+        self.name == other.name
+    }
+}
+
 impl Family {
     /// Returns its variants.
     pub fn variants(&self) -> impl Iterator<Item = Variant> {

@@ -277,6 +277,10 @@ typedef struct {
      * What a weight other than 1 means for a DoRA: "comfyui" or "diffusers"; NULL: comfyui.
      */
     const char *dora_rule;
+    /**
+     * Any other field, as an object in the JSON of `/v1/jobs`; what it holds replaces what is above. NULL: none.
+     */
+    const char *json;
 } kiln_request;
 
 /**

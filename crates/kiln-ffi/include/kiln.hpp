@@ -98,6 +98,8 @@ struct Request {
     std::string vae;
     /// What a weight other than 1 means for a DoRA: "comfyui" or "diffusers"; empty: comfyui.
     std::string dora_rule;
+    /// Any other field, as an object in the JSON of `/v1/jobs`.
+    std::string json;
 
     explicit Request(std::string text) : prompt(std::move(text)) {}
 
@@ -285,6 +287,7 @@ private:
         c.lora_count = loras.size();
         c.vae = detail::text(request.vae);
         c.dora_rule = detail::text(request.dora_rule);
+        c.json = detail::text(request.json);
         Calls calls{callbacks, nullptr};
         const kiln_callbacks c_callbacks = calls.c();
         kiln_images *images = nullptr;

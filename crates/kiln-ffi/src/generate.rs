@@ -56,12 +56,7 @@ pub unsafe extern "C" fn kiln_generate_json(
         // SAFETY: as above.
         let json = unsafe { abi::text(json, "JSON")? };
         let json = json.ok_or_else(|| Failure::invalid("the JSON of the request is NULL"))?;
-        let request: Request = serde_json::from_str(&json)
-            .map_err(|error| Failure::invalid(format!("the JSON is not a request: {error}")))?;
-        if request.model.is_some() {
-            return Err(Failure::invalid("the request names a model, expected none")
-                .hint("open the model with kiln_model_open"));
-        }
+        let request = request::with_json(&Request::default(), &json)?;
         // SAFETY: as above.
         let inputs = unsafe { Inputs::read(inputs, input_count)? };
         // SAFETY: as above.

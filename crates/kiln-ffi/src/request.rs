@@ -107,6 +107,8 @@ pub struct KilnRequest {
     pub vae: *const c_char,
     /// What a weight other than 1 means for a DoRA: "comfyui" or "diffusers"; NULL: comfyui.
     pub dora_rule: *const c_char,
+    /// Any other field, as an object in the JSON of `/v1/jobs`; what it holds replaces what is above. NULL: none.
+    pub json: *const c_char,
 }
 
 // SAFETY: `repr(C)`, the size is first, and numbers and pointers may be zero.
@@ -255,12 +257,13 @@ pub(crate) unsafe fn read(request: *const KilnRequest) -> Result<(Request, Input
     // SAFETY: promised by the caller.
     let loras = loras.iter().map(|lora| unsafe { read_lora(lora) }).collect::<Result<_, _>>()?;
     // SAFETY: promised by the caller.
-    let (prompt, negative, vae, dora_rule) = unsafe {
+    let (prompt, negative, vae, dora_rule, json) = unsafe {
         (
             abi::text(given.prompt, "prompt")?,
             abi::name(given.negative_prompt, "negative prompt")?,
             abi::name(given.vae, "vae")?,
             abi::name(given.dora_rule, "dora_rule")?,
+            abi::text(given.json, "json")?,
         )
     };
     let dora_rule = match dora_rule.as_deref() {
@@ -299,7 +302,24 @@ pub(crate) unsafe fn read(request: *const KilnRequest) -> Result<(Request, Input
         cache: given_or_flagged(given.cache, 0),
         ..Request::default()
     };
-    Ok((request, inputs))
+    match json {
+        None => Ok((request, inputs)),
+        Some(json) => Ok((with_json(&request, &json)?, inputs)),
+    }
+}
+
+/// Returns a request with the fields of an object in JSON.
+pub(crate) fn with_json(request: &Request, json: &str) -> Result<Request, Failure> {
+    if let Some((field, found)) = request.not_finite() {
+        return Err(Failure::invalid(format!("`{field}` must be a finite number, found {found}")));
+    }
+    let invalid = |error| Failure::invalid(format!("the JSON is not a request: {error}"));
+    let changed = request.with_fields(serde_json::from_str(json).map_err(invalid)?).map_err(invalid)?;
+    if changed.model.is_some() {
+        return Err(Failure::invalid("the request names a model, expected none")
+            .hint("open the model with kiln_model_open"));
+    }
+    Ok(changed)
 }
 
 /// A number that is not zero, or whose flag says that zero is meant.

@@ -79,6 +79,9 @@ static void wrong_values(kiln_model *model) {
     request = small();
     request.upscale = 3;
     CHECK(kiln_generate(model, &request, NULL, NULL, &images) == INVALID);
+    request = small();
+    request.json = "{\"promt\":1}";
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "unknown field `promt`");
     FAILS(kiln_generate_json(model, "{\"promt\":1}", NULL, 0, NULL, NULL, &images), INVALID, "unknown field `promt`");
     FAILS(kiln_generate_json(model, "{\"model\":\"x\"}", NULL, 0, NULL, NULL, &images), INVALID, "names a model");
     kiln_model *other = NULL;
@@ -110,6 +113,11 @@ static void zeros(kiln_model *model) {
     CHECK(kiln_images_get(kept, 0, &unchanged) == KILN_STATUS_OK);
     CHECK(memcmp(image.rgb, unchanged.rgb, sizeof black) != 0);
     CHECK(kiln_images_free(images) == KILN_STATUS_OK && kiln_images_free(kept) == KILN_STATUS_OK);
+    request.json = "{\"seed\": 0, \"schedule\": \"power\", \"strength\": 0.5}";
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+    CHECK(kiln_images_get(images, 0, &image) == KILN_STATUS_OK && image.seed == 0);
+    CHECK(strstr(image.recipe, "\"schedule\":\"power\"") != NULL && strstr(image.recipe, "\"strength\":0.5") != NULL);
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
 }
 
 /* A program that was compiled with an older or a newer header. */

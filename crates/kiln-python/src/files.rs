@@ -29,16 +29,10 @@ impl ExportWatcher for Watcher<'_> {
 }
 
 fn component(py: Python<'_>, part: Option<&str>) -> PyResult<Option<Component>> {
-    Ok(Some(match part {
-        None => return Ok(None),
-        Some("transformer") => Component::Transformer,
-        Some("text_encoder" | "text-encoder") => Component::TextEncoder,
-        Some("vae") => Component::Vae,
-        Some(other) => {
-            let what = format!("part must be transformer, text_encoder or vae, found {other:?}");
-            return Err(errors::request(py, what));
-        }
-    }))
+    let Some(part) = part else { return Ok(None) };
+    let named = Component::ALL.into_iter().find(|component| component.folder() == part.replace('-', "_"));
+    let what = || format!("part must be transformer, text_encoder or vae, found {part:?}");
+    named.map(Some).ok_or_else(|| errors::request(py, what()))
 }
 
 fn all_threads(threads: Option<usize>) -> usize {

@@ -185,6 +185,8 @@ pub(crate) fn describe<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Bound<'py,
     let fields = PyDict::new(py);
     fields.set_item("width", plan.width)?;
     fields.set_item("height", plan.height)?;
+    let [rows, columns] = plan.model.grid([plan.width, plan.height]);
+    fields.set_item("latent", (plan.model.transformer.config.in_channels, rows, columns))?;
     fields.set_item("images", plan.images)?;
     fields.set_item("steps", plan.steps - plan.first_step)?;
     fields.set_item("sigmas", plan.schedule.sigmas()[plan.first_step..].to_vec())?;

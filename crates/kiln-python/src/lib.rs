@@ -34,13 +34,13 @@ mod _kiln {
     #[pymodule_export]
     use crate::job::Job;
     #[pymodule_export]
-    use crate::model::Model;
+    use crate::model::{Model, request_fields};
     #[pymodule_export]
     use crate::output::Image;
     #[pymodule_export]
     use crate::shutdown::{after_fork, shutdown};
     #[pymodule_export]
-    use crate::train::{train, train_schema};
+    use crate::train::{train, train_fields};
 
     use super::*;
 

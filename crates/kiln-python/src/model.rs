@@ -93,6 +93,12 @@ impl Model {
     }
 }
 
+/// The fields of a request with their descriptions, as JSON.
+#[pyfunction]
+pub(crate) fn request_fields() -> String {
+    serde_json::Value::Object(kiln_engine::json_fields::<Request>()).to_string()
+}
+
 fn parse(py: Python<'_>, request: &str) -> PyResult<Request> {
     serde_json::from_str(request).map_err(|error| errors::request(py, explain(request, &error)))
 }
@@ -279,6 +285,7 @@ impl Model {
         fields.set_item("steps", model.default_steps())?;
         fields.set_item("guidance", model.default_guidance())?;
         fields.set_item("max_tokens", model.default_tokens())?;
+        fields.set_item("unit", model.pixels_per_token())?;
         fields.set_item("channels", model.transformer.config.in_channels)?;
         fields.set_item("text_dim", model.transformer.config.joint_attention_dim)?;
         fields.set_item("has_text_encoder", model.text_encoder.is_some())?;

@@ -49,10 +49,10 @@ pub(crate) fn train(
     Ok(summary.to_string())
 }
 
-/// The fields of a request with their descriptions, as a JSON schema.
+/// The fields of a request with their descriptions, as JSON.
 #[pyfunction]
-pub(crate) fn train_schema() -> String {
-    TrainRequest::json_schema().to_string()
+pub(crate) fn train_fields() -> String {
+    Value::Object(kiln_engine::json_fields::<TrainRequest>()).to_string()
 }
 
 /// Reads a request; an error names the field.

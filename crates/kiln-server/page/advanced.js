@@ -1,26 +1,23 @@
 // The advanced panel: rarely used settings; empty ones are left to the model.
 
 import { call } from "./api.js";
-import { $, make } from "./dom.js";
+import { $ } from "./dom.js";
+import * as fields from "./fields.js";
 
-/** Fields with a list of choices; the empty choice is the default. */
-const CHOICES = ["dora_rule", "rng", "schedule", "vae"];
+/** Fields with controls elsewhere, and what the page does not offer. */
+const LEFT_OUT = [
+  "prompt", "original_prompt", "negative_prompt", "model", "loras", "width", "height", "n", "seed", "one_generator",
+  "references", "init", "mask", "strength", "mask_padding", "upscale", "tile_size", "steps", "guidance",
+  "output_format", "output_compression", "png",
+];
 
-/** Fetches the choices. Those that are the same for every server come from the OpenAPI description. */
+/** Fetches the choices, and adds controls for the fields that have none. */
 export async function prepare({ tokens }) {
-  const [vaes, api] = await Promise.all([call("/v1/vaes"), call("/openapi.json")]);
-  const variants = (name) => api.components.schemas[name].enum;
-  setChoices("vae", vaes.data, "The model's own");
-  setChoices("dora_rule", variants("DoraRuleName"), "Default");
-  setChoices("rng", variants("Rng"), "Default");
-  setChoices("schedule", variants("ScheduleKind"), "Default");
+  const [vaes, described] = await Promise.all([call("/v1/vaes"), fields.describe("Request")]);
+  fields.setChoices($("vae"), vaes.data, "The model's own");
   $("vae-field").hidden = vaes.data.length === 0;
   $("max-tokens").max = tokens;
-}
-
-function setChoices(id, names, empty) {
-  const option = (value, textContent) => make("option", { value, textContent });
-  $(id).replaceChildren(option("", empty), ...names.map((name) => option(name, name)));
+  fields.complete($("advanced"), $("advanced"), described, LEFT_OUT);
 }
 
 function showRho() {
@@ -34,47 +31,17 @@ export function useModel({ guidance }) {
 
 /** Fills in a saved form or the values of a request; absent fields are left to the model. */
 export function fill(request) {
-  for (const id of CHOICES) {
-    const known = [...$(id).options].some((option) => option.value === request[id]);
-    $(id).value = known ? request[id] : "";
-  }
-  $("rho").value = request.rho ?? "";
-  $("sigmas").value = (request.sigmas ?? []).join(", ");
-  $("max-tokens").value = request.max_tokens ?? "";
-  $("text-layers").value = (request.text_layers ?? []).join(", ");
-  $("cache").value = request.cache ?? "";
+  fields.fill($("advanced"), request);
   showRho();
   // Don't hide settings that are in effect.
   if (Object.keys(values()).length) $("advanced").open = true;
 }
 
 /** The fields that are set. */
-export function values() {
-  const fields = {};
-  for (const id of CHOICES) if ($(id).value) fields[id] = $(id).value;
-  if ($("schedule").value === "power" && $("rho").value !== "") fields.rho = $("rho").valueAsNumber;
-  for (const [id, name] of [["sigmas", "sigmas"], ["text-layers", "text_layers"]]) {
-    const list = $(id).value.split(",").map((text) => text.trim()).filter(Boolean);
-    if (list.length) fields[name] = list.map(Number);
-  }
-  if ($("max-tokens").value !== "") fields.max_tokens = $("max-tokens").valueAsNumber;
-  if (!$("cache-field").hidden && $("cache").value !== "") fields.cache = $("cache").valueAsNumber;
-  return fields;
-}
+export const values = () => fields.values($("advanced"));
 
 /** The advanced settings of a request, as names and texts. */
-export function facts(request) {
-  return [
-    ["VAE", request.vae],
-    ["DoRA rule", request.dora_rule],
-    ["Noise RNG", request.rng],
-    ["Schedule", [request.schedule, request.rho && `rho ${request.rho}`].filter(Boolean).join(", ")],
-    ["Sigmas", request.sigmas?.join(", ")],
-    ["Prompt tokens", request.max_tokens],
-    ["Text layers", request.text_layers?.join(", ")],
-    ["Step cache", request.cache],
-  ];
-}
+export const facts = (request) => fields.facts($("advanced"), request);
 
 export function listen() {
   $("schedule").onchange = showRho;

@@ -3,14 +3,13 @@
 import { $, button } from "./dom.js";
 
 const SHAPES = [["Square", 1, 1], ["Portrait", 3, 4], ["Tall", 9, 16], ["Landscape", 4, 3], ["Wide", 16, 9]];
-const STEP = 16;
 
-let model = { size: 1024, sides: null };
+let model = { size: 1024, unit: 16, sides: null };
 let about = { side: 4096, pixels: 4194304 };
 /** The size of the first input image, if there is one. */
 let source = null;
 
-const round = (side) => Math.max(STEP, Math.round(side / STEP) * STEP);
+const round = (side) => Math.max(model.unit, Math.round(side / model.unit) * model.unit);
 
 export const values = () => ({ width: $("width-number").valueAsNumber, height: $("height-number").valueAsNumber });
 
@@ -28,6 +27,7 @@ export function useModel(kiln, limits) {
   const maxSide = Math.min(sides?.[1] ?? Math.max(2048, size), about.side);
   for (const side of ["width", "height"]) {
     for (const input of [$(side), $(`${side}-number`)]) {
+      input.step = model.unit;
       input.min = Math.min(sides?.[0] ?? 256, size);
       input.max = input.type === "number" ? about.side : maxSide;
     }
@@ -47,7 +47,7 @@ function fitted({ width, height }) {
   const longest = Math.min(model.sides?.[1] ?? about.side, about.side);
   const scale = Math.min(1, longest / Math.max(width, height), Math.sqrt(about.pixels / (width * height)));
   // Down, so that rounding never exceeds a limit.
-  return [width, height].map((side) => Math.max(STEP, Math.floor((side * scale) / STEP) * STEP));
+  return [width, height].map((side) => Math.max(model.unit, Math.floor((side * scale) / model.unit) * model.unit));
 }
 
 /** Tells the size of the first input image, or that there is none. */

@@ -3,7 +3,7 @@
 import { call, send } from "./api.js";
 import { $, make, memory, options, setText, whenReleased } from "./dom.js";
 import { trying } from "./notices.js";
-import * as fields from "./train-fields.js";
+import * as fields from "./fields.js";
 import * as images from "./train-images.js";
 
 /** Time after the last change before the training is checked, in milliseconds. */
@@ -14,6 +14,8 @@ const PRESETS = {
   full: "Anything else: all layers of the model.",
 };
 const FIELDS = ["train-name", "train-trigger", "train-model", "train-preset", "train-prompts"];
+/** The form offers base models only. */
+const LEFT_OUT = ["distilled_anyway"];
 /** Fields that a preset fills in. */
 const SETTINGS = ["train-steps", "train-rank", "train-resolution", "train-rate"];
 
@@ -25,11 +27,14 @@ let started = () => {};
 /** The model and preset whose settings are filled in. */
 let filled = null;
 
+const given = () => fields.values($("train-form"));
 export const model = (name) => models.find((model) => model.name === name);
 
 /** Fetches the base models, and fills in the form. */
 export async function prepare() {
-  [{ models }] = await Promise.all([call("/v1/trainings/options"), fields.prepare()]);
+  const [options_, described] = await Promise.all([call("/v1/trainings/options"), fields.describe("TrainRequest")]);
+  models = options_.models;
+  fields.complete($("train-form"), $("train-more"), described, LEFT_OUT);
   const selected = $("train-model").value || memory.get("train")?.["train-model"];
   $("train-model").replaceChildren(...options(models.map(({ name }) => [name, name])));
   if (models.some(({ name }) => name === selected)) $("train-model").value = selected;
@@ -73,7 +78,7 @@ function check() {
     if (images.missing().length) return void showCheck("", [missingNote()], true);
     setText($("train-cost"), "Checking the images…");
     try {
-      const request = { name: "untitled", ...fields.values() };
+      const request = { name: "untitled", ...given() };
       const found = await send("POST", "/v1/trainings/check", { request, images: images.values() }, { again: true });
       if (number !== checks) return;
       const notes = missing && request.trigger ? [`${missing} without a caption: the trigger word alone is used for them.`] : [];
@@ -98,7 +103,7 @@ async function start() {
   if (images.isUploading()) throw new Error("The images are still being uploaded.");
   if (!images.count()) throw new Error("Add images first.");
   if (images.missing().length) throw new Error(missingNote());
-  const view = await send("POST", "/v1/trainings", { request: fields.values(), images: images.values() });
+  const view = await send("POST", "/v1/trainings", { request: given(), images: images.values() });
   images.clear();
   for (const id of ["train-name", "train-trigger", "train-prompts"]) $(id).value = "";
   save();

@@ -57,5 +57,5 @@ pub use settings::{
     AdapterKind, AdapterSettings, BasePrecision, LayerGroup, LearningRate, Optimizer, SigmaSampling,
     TargetPreset, Targets, TrainSettings,
 };
-pub use state::{AdapterModule, StepReport, TrainerState};
+pub use state::{StepReport, TrainerState};
 pub use trainer::Trainer;

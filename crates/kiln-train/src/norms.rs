@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::{AdapterModule, Result};
+use kiln_weights::TrainedModule;
+
+use crate::Result;
 
 /// Updates below this norm change no image.
 const NOTHING: f64 = 1e-6;
@@ -17,7 +19,7 @@ pub struct UpdateNorms {
 
 impl UpdateNorms {
     /// Measures an adapter.
-    pub fn new(modules: &[AdapterModule]) -> Result<UpdateNorms> {
+    pub fn new(modules: &[TrainedModule]) -> Result<UpdateNorms> {
         let mut squares: BTreeMap<&'static str, f64> = BTreeMap::new();
         for module in modules {
             *squares.entry(group(&module.layer)).or_default() += squared_norm(module)?;
@@ -55,12 +57,10 @@ fn group(layer: &str) -> &'static str {
 ///
 /// Of `B · A` it is the sum of the elementwise product of `Bᵀ · B` and `A · Aᵀ`, which are as small as the rank; of a
 /// Kronecker product, the product of those of its factors. A DoRA is measured by its matrices alone.
-fn squared_norm(module: &AdapterModule) -> Result<f64> {
+fn squared_norm(module: &TrainedModule) -> Result<f64> {
     let scale = f64::from(module.alpha) / module.rank.max(1) as f64;
     let matrix = |name: &str| -> Result<Option<(Vec<f32>, [usize; 2])>> {
-        let Some((_, tensor)) = module.tensors.iter().find(|(found, _)| *found == name) else {
-            return Ok(None);
-        };
+        let Some(tensor) = module.tensors.get(name) else { return Ok(None) };
         let dims = tensor.shape().dims();
         let rows = dims.first().copied().unwrap_or(1);
         Ok(Some((tensor.to_f32()?.into_owned(), [rows, tensor.numel() / rows.max(1)])))
@@ -90,25 +90,20 @@ fn squared_norm(module: &AdapterModule) -> Result<f64> {
         })
     };
     // Two full factors have no rank to scale by.
-    let is_scaled = module.tensors.iter().any(|(name, _)| name.ends_with("_a"));
+    let is_scaled = module.tensors.keys().any(|name| name.ends_with("_a"));
     Ok(factor(1)? * factor(2)? * if is_scaled { scale * scale } else { 1.0 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::AdapterKind;
     use kiln_tensor::HostTensor;
 
-    fn module(
-        layer: &str,
-        kind: AdapterKind,
-        tensors: Vec<(&'static str, [usize; 2], Vec<f32>)>,
-    ) -> AdapterModule {
+    fn module(layer: &str, tensors: Vec<(&str, [usize; 2], Vec<f32>)>) -> TrainedModule {
         let tensors = tensors
             .into_iter()
-            .map(|(name, shape, values)| (name, HostTensor::from_f32(shape, values).unwrap()));
-        AdapterModule { layer: layer.into(), kind, rank: 2, alpha: 4.0, tensors: tensors.collect() }
+            .map(|(name, shape, values)| (name.to_owned(), HostTensor::from_f32(shape, values).unwrap()));
+        TrainedModule { layer: layer.into(), rank: 2, alpha: 4.0, tensors: tensors.collect() }
     }
 
     #[test]
@@ -126,9 +121,9 @@ mod tests {
         let lokr =
             [("lokr_w1", [1, 2], vec![3.0, 4.0]), ("lokr_w2_a", [2, 2], up), ("lokr_w2_b", [2, 3], down)];
         let modules = [
-            module("transformer_blocks.0.attn.to_q", AdapterKind::Lora, lora.into()),
-            module("transformer_blocks.0.ff.linear_in", AdapterKind::Lora, zero.clone().into()),
-            module("single_transformer_blocks.0.attn.to_out", AdapterKind::Lokr, lokr.into()),
+            module("transformer_blocks.0.attn.to_q", lora.into()),
+            module("transformer_blocks.0.ff.linear_in", zero.clone().into()),
+            module("single_transformer_blocks.0.attn.to_out", lokr.into()),
         ];
         let norms = UpdateNorms::new(&modules).unwrap();
         let close =

@@ -3,7 +3,7 @@
 //! `x = (1 - σ) · latents + σ · noise`, and the model is to predict `noise - latents`. The loss is the mean squared error over all
 //! image tokens of a batch.
 
-use kiln_family::FAMILIES;
+use kiln_family::Shift;
 use kiln_nn::schedule;
 use kiln_tensor::HostTensor;
 use kiln_tensor::rng::TorchCpu;
@@ -27,9 +27,9 @@ pub struct NoisyExample<'a> {
 
 impl<'a> NoisyExample<'a> {
     /// Draws noise and its level.
-    pub fn draw(example: &'a Example, sampling: &SigmaSampling, seed: u64) -> Result<Self> {
+    pub fn draw(example: &'a Example, settings: &TrainSettings, seed: u64) -> Result<Self> {
         let mut random = TorchCpu::new(seed);
-        let sigma = sampling.draw(example.height * example.width, &mut random);
+        let sigma = settings.sigmas.draw(&settings.family.shift, example.height * example.width, &mut random);
         NoisyExample::at(example, sigma, &mut random)
     }
 
@@ -74,7 +74,7 @@ impl TrainSettings {
     pub fn prepare(&self, step: u64, batches: &[&[Example]]) -> Result<Vec<Vec<PreparedExample>>> {
         let example = |i: usize, j: usize, example: &Example| {
             let seed = derive(&[self.seed, NOISE, step, i as u64, j as u64]);
-            NoisyExample::draw(example, &self.sigmas, seed)?.prepare()
+            NoisyExample::draw(example, self, seed)?.prepare()
         };
         let batch = |(i, batch): (usize, &&[Example])| {
             batch.iter().enumerate().map(|(j, e)| example(i, j, e)).collect::<Result<Vec<_>>>()
@@ -84,11 +84,11 @@ impl TrainSettings {
 }
 
 impl SigmaSampling {
-    /// Draws a noise level for an image of this many tokens.
-    pub fn draw(&self, tokens: usize, random: &mut TorchCpu) -> f32 {
+    /// Draws a noise level for an image of this many tokens, shifted as its family is.
+    pub fn draw(&self, by: &Shift, tokens: usize, random: &mut TorchCpu) -> f32 {
         match self {
             SigmaSampling::LogitNormal { mean, std, shift } => {
-                let mu = if *shift { schedule::training_mu(&FAMILIES[0].shift, tokens) } else { 0.0 };
+                let mu = if *shift { schedule::training_mu(by, tokens) } else { 0.0 };
                 let logit = f64::from(*mean) + f64::from(*std) * normal(random) + mu;
                 (1.0 / (1.0 + (-logit).exp())) as f32
             }
@@ -130,12 +130,14 @@ fn normal(random: &mut TorchCpu) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use kiln_family::flux2::FLUX2;
+
     use super::*;
 
     fn mean_logit(sampling: &SigmaSampling, tokens: usize) -> f64 {
         let mut random = TorchCpu::new(7);
         let draw = |_| {
-            let sigma = f64::from(sampling.draw(tokens, &mut random));
+            let sigma = f64::from(sampling.draw(&FLUX2.shift, tokens, &mut random));
             (sigma / (1.0 - sigma)).ln()
         };
         (0..4000).map(draw).sum::<f64>() / 4000.0
@@ -158,7 +160,7 @@ mod tests {
         let mut random = TorchCpu::new(1);
         let mut counts = [0; 3];
         for _ in 0..3000 {
-            let sigma = sampling.draw(1, &mut random);
+            let sigma = sampling.draw(&FLUX2.shift, 1, &mut random);
             counts[[0.25, 0.5, 1.0].iter().position(|s| *s == sigma).unwrap()] += 1;
         }
         assert!(counts.iter().all(|count| (900..1100).contains(count)), "{counts:?}");

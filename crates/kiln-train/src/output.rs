@@ -10,7 +10,7 @@ use kiln_tensor::DType;
 use kiln_weights::{LoraNaming, TrainedModule, lora_contents, save};
 
 use crate::checkpoint::RunRecord;
-use crate::{AdapterModule, Error, Result};
+use crate::{Error, Result};
 
 /// How a LoRA is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,29 +142,17 @@ impl RunFiles {
 /// Writes a LoRA with what it was trained on.
 pub fn write_lora(
     path: &Path,
-    adapter: &[AdapterModule],
+    modules: &[TrainedModule],
     record: &RunRecord,
     steps: u64,
     format: &LoraFormat,
 ) -> Result<()> {
-    let modules: Vec<TrainedModule> = adapter
-        .iter()
-        .map(|module| TrainedModule {
-            layer: module.layer.clone(),
-            rank: module.rank,
-            alpha: module.alpha,
-            tensors: module
-                .tensors
-                .iter()
-                .map(|(name, values)| ((*name).to_owned(), values.clone()))
-                .collect(),
-        })
-        .collect();
     let refused = |reason: String| {
         Error::data(format!("the adapter can't be written in this layout: {reason}"))
             .with_hint(hint!["write it with ", Field::Layout.to("diffusers")])
     };
-    let (tensors, mut metadata) = lora_contents(&modules, format.naming, format.dtype).map_err(refused)?;
+    let (tensors, mut metadata) =
+        lora_contents(modules, record.settings.family, format.naming, format.dtype).map_err(refused)?;
     metadata.extend(run_metadata(record, steps));
     metadata.extend(format.trigger.clone().map(|trigger| ("modelspec.trigger_phrase".to_owned(), trigger)));
     let tensors: Vec<_> = tensors.iter().map(|(name, values)| (name.as_str(), values.clone())).collect();
@@ -189,7 +177,7 @@ fn run_metadata(record: &RunRecord, steps: u64) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AdapterKind, TrainSettings};
+    use crate::TrainSettings;
     use kiln_tensor::HostTensor;
     use kiln_weights::Lora;
 
@@ -223,12 +211,12 @@ mod tests {
             settings: TrainSettings::default(),
         };
         let tensor = |shape: [usize; 2]| HostTensor::from_f32(shape, vec![0.5; shape[0] * shape[1]]).unwrap();
-        let adapter = [AdapterModule {
+        let adapter = [TrainedModule {
             layer: "transformer_blocks.0.attn.to_q".into(),
-            kind: AdapterKind::Lora,
             rank: 2,
             alpha: 4.0,
-            tensors: vec![("lora_A.weight", tensor([2, 8])), ("lora_B.weight", tensor([8, 2]))],
+            tensors: [("lora_A.weight".into(), tensor([2, 8])), ("lora_B.weight".into(), tensor([8, 2]))]
+                .into(),
         }];
         let trigger = Some("sks dog".to_owned());
         let format = LoraFormat { naming: LoraNaming::Diffusers, dtype: DType::BF16, trigger };

@@ -6,8 +6,6 @@
 mod checks;
 mod choices;
 mod preset;
-#[cfg(feature = "schema")]
-mod schema;
 mod settings;
 mod wire;
 

@@ -4,12 +4,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kiln_weights::TrainedModule;
+
 use crate::checkpoint::{RunRecord, save_state};
 use crate::guard::LossGuard;
 use crate::log::Log;
 use crate::norms::UpdateNorms;
 use crate::output::{LoraFormat, RunFiles, write_lora};
-use crate::{AdapterModule, Error, PreparedExample, Result, StepReport, TrainerState};
+use crate::{Error, PreparedExample, Result, StepReport, TrainerState};
 
 /// What takes the steps.
 pub trait Stepper {
@@ -23,7 +25,7 @@ pub trait Stepper {
     fn state(&self) -> Result<TrainerState>;
 
     /// The adapter to write: the moving average if there is one.
-    fn adapter(&self) -> Result<Vec<AdapterModule>>;
+    fn adapter(&self) -> Result<Vec<TrainedModule>>;
 }
 
 /// How long to train, and what to save.
@@ -206,7 +208,7 @@ impl StepTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AdapterKind, Example, TrainSettings};
+    use crate::{Example, TrainSettings};
     use kiln_tensor::{DType, HostTensor};
     use kiln_weights::LoraNaming;
     use std::collections::BTreeMap;
@@ -245,14 +247,17 @@ mod tests {
             Ok(TrainerState { step: self.step, tensors, numbers: BTreeMap::new() })
         }
 
-        fn adapter(&self) -> Result<Vec<AdapterModule>> {
+        fn adapter(&self) -> Result<Vec<TrainedModule>> {
             let tensor = |value| HostTensor::from_f32([1, 1], vec![value]);
-            Ok(vec![AdapterModule {
+            Ok(vec![TrainedModule {
                 layer: "transformer_blocks.0.attn.to_q".into(),
-                kind: AdapterKind::Lora,
                 rank: 1,
                 alpha: 1.0,
-                tensors: vec![("lora_A.weight", tensor(1.0)?), ("lora_B.weight", tensor(self.value)?)],
+                tensors: [
+                    ("lora_A.weight".into(), tensor(1.0)?),
+                    ("lora_B.weight".into(), tensor(self.value)?),
+                ]
+                .into(),
             }])
         }
     }

@@ -1,6 +1,7 @@
 //! The settings of a training.
 
 use kiln_engine::{Device, Isa, Model, Precision, Settings};
+use kiln_family::{FAMILIES, Family};
 use kiln_tensor::DType;
 use kiln_weights::LinearPrecision;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,9 @@ use crate::OptimizerName;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainSettings {
+    /// The model's family; files of a training don't repeat it.
+    #[serde(skip)]
+    pub family: &'static Family,
     /// The adapter.
     pub adapter: AdapterSettings,
     /// The optimizer.
@@ -39,6 +43,7 @@ pub struct TrainSettings {
 impl Default for TrainSettings {
     fn default() -> Self {
         TrainSettings {
+            family: FAMILIES[0],
             adapter: AdapterSettings::default(),
             optimizer: Optimizer::default(),
             learning_rate: LearningRate::default(),
@@ -58,6 +63,7 @@ impl TrainSettings {
     /// The defaults on this machine: its precision decides how the model is multiplied, and whether activations are bf16.
     pub fn for_machine(model: &Model, machine: &Settings) -> TrainSettings {
         TrainSettings {
+            family: model.variant.family,
             base: match machine.precision {
                 Precision::Fp8 => BasePrecision::Fp8,
                 Precision::Int8 => BasePrecision::Int8,
@@ -280,8 +286,8 @@ impl Default for LearningRate {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SigmaSampling {
-    /// `σ = sigmoid(mean + std · z + mu)` with a normal `z`; `mu` rises with the image's tokens from 0.5 at 256 to 1.15 at
-    /// 4096, as FLUX was trained, or is 0 without the shift.
+    /// `σ = sigmoid(mean + std · z + mu)` with a normal `z`; `mu` rises with the image's tokens as the family was trained
+    /// (FLUX.2: from 0.5 at 256 to 1.15 at 4096), or is 0 without the shift.
     LogitNormal {
         /// Mean of the logit before the shift.
         mean: f32,

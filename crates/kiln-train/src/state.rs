@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use kiln_tensor::HostTensor;
 
-use crate::AdapterKind;
-
 /// The outcome of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
@@ -28,20 +26,4 @@ pub struct TrainerState {
     pub tensors: BTreeMap<String, HostTensor>,
     /// Numbers of the optimizer by name.
     pub numbers: BTreeMap<String, f64>,
-}
-
-/// The trained weights of one layer.
-#[derive(Clone, Debug)]
-pub struct AdapterModule {
-    /// diffusers' name of the layer, such as `transformer_blocks.0.attn.to_q`.
-    pub layer: String,
-    /// The kind of adapter.
-    pub kind: AdapterKind,
-    /// Its rank.
-    pub rank: usize,
-    /// Its alpha; the weights are used with the factor `alpha / rank`.
-    pub alpha: f32,
-    /// f32 tensors under PEFT's names, without the layer: `lora_A.weight`, `lora_B.weight`, `lora_magnitude_vector`,
-    /// `lokr_w1`, `lokr_w2`, `lokr_w2_a`, `lokr_w2_b`.
-    pub tensors: Vec<(&'static str, HostTensor)>,
 }

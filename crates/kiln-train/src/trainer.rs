@@ -6,11 +6,12 @@ use kiln_nn::transformer::training::{Keep, Tape, TrainingItem};
 use kiln_nn::transformer::{Position, RopeTables, Transformer};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
+use kiln_weights::TrainedModule;
 
 use crate::adapter::{AdapterSet, derive, target_layers};
 use crate::objective::{NoisyExample, PreparedExample};
 use crate::optimizer::{OptimizerState, find};
-use crate::{AdapterModule, Error, Example, Result, StepReport, Stepper, TrainSettings, TrainerState};
+use crate::{Error, Example, Result, StepReport, Stepper, TrainSettings, TrainerState};
 
 /// Distance on the t axis between the image and its references.
 const REFERENCE_STEP: u32 = 10;
@@ -95,17 +96,17 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// The adapter's weights.
-    pub fn adapter(&self) -> Result<Vec<AdapterModule>> {
+    pub fn adapter(&self) -> Result<Vec<TrainedModule>> {
         self.adapters.modules(&self.b, None)
     }
 
     /// The moving average of the adapter's weights, if there is one.
-    pub fn ema_adapter(&self) -> Result<Option<Vec<AdapterModule>>> {
+    pub fn ema_adapter(&self) -> Result<Option<Vec<TrainedModule>>> {
         self.ema.as_ref().map(|ema| self.adapters.modules(&self.b, Some(ema))).transpose()
     }
 
     /// Replaces the adapter's weights, before the first step: continues from a trained adapter of the same layers and ranks.
-    pub fn set_adapter(&mut self, modules: &[AdapterModule]) -> Result<()> {
+    pub fn set_adapter(&mut self, modules: &[TrainedModule]) -> Result<()> {
         for module in modules {
             for (name, host) in &module.tensors {
                 self.adapters.set(&self.b, &format!("{}.{name}", module.layer), host)?;
@@ -330,7 +331,7 @@ impl<B: TrainingBackend> Stepper for Trainer<B> {
         Trainer::state(self)
     }
 
-    fn adapter(&self) -> Result<Vec<AdapterModule>> {
+    fn adapter(&self) -> Result<Vec<TrainedModule>> {
         match self.ema_adapter()? {
             Some(average) => Ok(average),
             None => Trainer::adapter(self),

@@ -138,12 +138,14 @@ def expected(**request):
 
 def test_nodes_follow_the_conventions():
     classes, names = PACK_MODULE.NODE_CLASS_MAPPINGS, PACK_MODULE.NODE_DISPLAY_NAME_MAPPINGS
-    assert classes.keys() == names.keys() and len(classes) == 9
+    assert classes.keys() == names.keys() and len(classes) == 10
     for name, kind in classes.items():
         types_of = kind.INPUT_TYPES()
         assert set(types_of) <= {"required", "optional"}, name
         inputs = {**types_of["required"], **types_of.get("optional", {})}
         parameters = inspect.signature(getattr(kind, kind.FUNCTION)).parameters
+        if name == "KilnSettings":
+            continue
         assert set(parameters) - {"self"} == set(inputs), name
         for key in types_of.get("optional", {}):
             assert parameters[key].default is not inspect.Parameter.empty, (name, key)
@@ -163,6 +165,18 @@ def test_an_image_has_the_bytes_of_the_engine():
         data = (pathlib.Path(PACK_MODULE.comfy.output) / file["filename"]).read_bytes()
         assert data == one.encode("png")
         assert numpy.array_equal((pixels * 255).round().to(dtype=torch.uint8).numpy(), one.numpy())
+
+
+def test_settings_are_the_fields_that_other_nodes_lack():
+    inputs = PACK_MODULE.NODE_CLASS_MAPPINGS["KilnSettings"].INPUT_TYPES()["optional"]
+    assert inputs["schedule"][0] == ["default", "shifted", "power"] and inputs["max_tokens"][0] == "INT"
+    left = {name: spec[0][0] if isinstance(spec[0], list) else spec[1]["default"] for name, spec in inputs.items()}
+    assert node("KilnSettings", **left) == ({},)
+    [settings] = node("KilnSettings", **{**left, "schedule": "power", "rho": 1.5, "text_layers": "1, 2"})
+    assert settings == {"schedule": "power", "rho": 1.5, "text_layers": [1, 2]}
+    [settings] = node("KilnSettings", **{**left, "sigmas": "1, 0.5"})
+    _, _, images, _ = node("KilnGenerate", model=model(), text=text(), **small(settings=settings, steps=0))
+    assert numpy.array_equal(images[0].numpy(), expected(sigmas=[1, 0.5], steps=None)[0].numpy())
 
 
 def test_references_inpainting_and_loras_reach_the_request():

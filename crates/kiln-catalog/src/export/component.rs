@@ -77,26 +77,16 @@ impl SourceComponent {
 
     /// Opens a component of a model.
     pub fn of_model(model: &Model, component: Component) -> Result<SourceComponent> {
-        let weights = match component {
-            Component::Transformer => Some(model.transformer.weights()),
-            Component::TextEncoder => model.text_encoder.as_ref().map(|encoder| encoder.weights()),
-            Component::Vae => model.vae.as_ref().map(|vae| vae.weights()),
-        };
         let missing = || {
             Error::missing(
                 format!("the model `{}` has no {component}", model.path.display()),
                 hint!["`kiln info` shows what it has"; "name another part with ", Field::Part],
             )
         };
-        let weights = weights.ok_or_else(missing)?;
+        let weights = model.component(component).ok_or_else(missing)?.weights();
         let weights = opened(weights, || format!("opening the {component} of `{}`", model.path.display()))?;
         let metadata = model.metadata_for(component);
-        let others = [
-            Some(model.transformer.weights()),
-            model.text_encoder.as_ref().map(|encoder| encoder.weights()),
-            model.vae.as_ref().map(|vae| vae.weights()),
-        ];
-        let others = others.into_iter().flatten().flatten();
+        let others = model.components().filter_map(|component| component.weights().ok());
         Ok(SourceComponent {
             component,
             note: None,
@@ -200,7 +190,7 @@ impl SourceComponent {
             return opened(export(&self.weights, out, &export_options, update), writing);
         }
         let folder = AtomicFolder::create(out)?;
-        let stem = if self.component == Component::TextEncoder { "model" } else { "diffusion_pytorch_model" };
+        let stem = self.component.weights_stem();
         let shard_size = options.shard_size.unwrap_or(SHARD_SIZE);
         let report = export_shards(&self.weights, folder.path(), (stem, shard_size), &export_options, update);
         let report = opened(report, writing)?;

@@ -152,10 +152,8 @@ impl SourceModel {
                 hint!["to quantize a single file, give a .safetensors or .gguf file as ", Field::Out],
             ));
         };
-        let (component, name) = match component {
-            Some(Component::TextEncoder) => (Component::TextEncoder, "text_encoder"),
-            _ => (Component::Transformer, "transformer"),
-        };
+        let component = component.unwrap_or(Component::Transformer);
+        let name = component.folder();
         let index = model.path.join("model_index.json");
         let text = fs::read(&index).map_err(|e| read_error(&index, &e))?;
         let index: BTreeMap<String, Value> = serde_json::from_slice(&text).map_err(|e| {
@@ -176,7 +174,7 @@ impl SourceModel {
         let (folder, from) = (to.join(self.name), self.model.path.join(self.name));
         let source = SourceComponent::of_model(&self.model, self.component)?;
         fs::create_dir(&folder).map_err(|e| write_error(&folder, &e))?;
-        let stem = if self.component == Component::TextEncoder { "model" } else { "diffusion_pytorch_model" };
+        let stem = self.component.weights_stem();
         let threads = options.threads;
         let update = &mut |done, total| watcher.update(done, total);
         let report = match options.to.storage() {

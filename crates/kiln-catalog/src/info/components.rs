@@ -47,10 +47,7 @@ pub(super) fn details(source: &WeightSource) -> Description {
         described.problem = described.problem.or(one.problem);
         described.properties = match &all[..] {
             [_] => described.properties.and(properties),
-            _ => {
-                let name = component.to_string().to_lowercase().replace(' ', "_");
-                described.properties.with_group(name, properties)
-            }
+            _ => described.properties.with_group(component.folder(), properties),
         };
     }
     if described.problem.is_none() && all.iter().any(|(component, _)| *component == Component::Transformer) {

@@ -96,7 +96,7 @@ fn with_component(
     component: Component,
     described: Option<Properties>,
 ) -> Properties {
-    let name = if component == Component::Vae { "vae" } else { "text_encoder" };
+    let name = component.folder();
     match described {
         Some(described) => properties.with_group(name, described),
         None => properties.with(name, absence(model, component)),
@@ -105,7 +105,7 @@ fn with_component(
 
 /// Says why a model has no such component, and what to do about it.
 pub(super) fn absence(model: &Model, component: Component) -> String {
-    let option = if component == Component::Vae { "--vae" } else { "--text-encoder" };
+    let option = format!("--{}", component.folder().replace('_', "-"));
     if let Some(files) = model.candidates(component) {
         let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
         return format!("none: several files could be it: {}; name one with {option}", files.join(", "));

@@ -8,7 +8,7 @@ mod text;
 
 use std::path::PathBuf;
 
-pub use field::Field;
+pub use field::{Field, FieldGroup};
 pub use kind::{ErrorKind, Explain};
 pub use text::{FieldNames, Hint, Piece, Text};
 
@@ -17,33 +17,20 @@ use crate::memory::{HumanBytes, MemoryEstimate};
 
 /// Why a model could not be loaded or an image could not be generated.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
     /// What the engine refuses.
     #[error("{what}")]
-    Refused {
-        /// Why it is refused.
-        kind: ErrorKind,
-        /// What is wrong.
-        what: Text,
-        /// What to do about it.
-        hint: Option<Hint>,
-    },
+    Refused { kind: ErrorKind, what: Text, hint: Option<Hint> },
     /// Components that belong to different models.
     #[error("the components of `{model}` don't fit together: {what}")]
-    Mismatch {
-        /// The model.
-        model: PathBuf,
-        /// Which components, and the sizes that differ.
-        what: String,
-    },
+    Mismatch { model: PathBuf, what: String },
     /// A model without a component that the request needs.
     #[error("{what}")]
     MissingComponent {
         /// Which component, and where it was looked for.
         what: String,
-        /// Which component.
         component: MissingComponent,
-        /// Where to get it.
         hint: Hint,
     },
     /// A request that needs more memory than is available.
@@ -52,13 +39,9 @@ pub enum Error {
         HumanBytes(*limit)
     )]
     Memory {
-        /// Width in pixels.
         width: usize,
-        /// Height in pixels.
         height: usize,
-        /// The memory it needs.
         estimate: MemoryEstimate,
-        /// Available memory in bytes.
         limit: u64,
         /// Whether even the smallest image would need more.
         any_size: bool,
@@ -74,7 +57,6 @@ pub enum Error {
     Context {
         /// What was being done, such as "reading the mask".
         doing: String,
-        /// The error.
         source: Box<Error>,
     },
     /// An error of the layers below: weights, images, networks, operations.

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,44 +18,52 @@ use crate::error::{Error, Result};
 use crate::inputs::sha256;
 use crate::once::TryOnceLock;
 
-/// A component of a model: its path, its configuration and its weights.
+/// A component of a model: its configuration, and its weights.
 #[derive(Debug)]
 pub struct ModelComponent<C> {
-    /// Its folder or file; in a packed model, the path it would have if the model were a folder.
-    pub path: PathBuf,
     /// Its `config.json`, or what the shapes of its tensors imply.
     pub config: C,
+    weights: ComponentWeights,
+    content_key: TryOnceLock<String>,
+}
+
+/// The weights of a component of any kind.
+#[derive(Debug)]
+pub struct ComponentWeights {
+    /// Its folder or file; in a packed model, the path it would have if the model were a folder.
+    pub path: PathBuf,
     component: Component,
     /// The tensors it may have; `None` if they are not checked.
     known: Option<KnownTensors>,
     /// The file that holds the whole model, if it is packed into one.
     packed: Option<Arc<WeightSource>>,
-    weights: TryOnceLock<WeightSource>,
+    opened: TryOnceLock<WeightSource>,
     fingerprint: TryOnceLock<String>,
-    content_key: TryOnceLock<String>,
+}
+
+impl<C> Deref for ModelComponent<C> {
+    type Target = ComponentWeights;
+
+    fn deref(&self) -> &ComponentWeights {
+        &self.weights
+    }
 }
 
 impl<C> ModelComponent<C> {
+    fn new(config: C, weights: ComponentWeights) -> ModelComponent<C> {
+        ModelComponent { config, weights, content_key: TryOnceLock::new() }
+    }
+
     /// Creates a component whose files are opened on first use.
     pub(super) fn lazy(path: PathBuf, config: C) -> ModelComponent<C>
     where
         C: ComponentConfig,
     {
         let known = Some(config.tensors());
-        ModelComponent { known, ..ModelComponent::unchecked(path, config, C::COMPONENT) }
-    }
-
-    fn unchecked(path: PathBuf, config: C, component: Component) -> ModelComponent<C> {
-        ModelComponent {
-            path,
+        ModelComponent::new(
             config,
-            component,
-            known: None,
-            packed: None,
-            weights: TryOnceLock::new(),
-            fingerprint: TryOnceLock::new(),
-            content_key: TryOnceLock::new(),
-        }
+            ComponentWeights { known, ..ComponentWeights::unchecked(path, C::COMPONENT) },
+        )
     }
 
     /// Creates a component of a packed model. The last element of `path` is the prefix of its tensor names.
@@ -62,7 +71,8 @@ impl<C> ModelComponent<C> {
     where
         C: ComponentConfig,
     {
-        ModelComponent { packed: Some(Arc::clone(file)), ..ModelComponent::lazy(path, config) }
+        let ModelComponent { config, weights, .. } = ModelComponent::lazy(path, config);
+        ModelComponent::new(config, ComponentWeights { packed: Some(Arc::clone(file)), ..weights })
     }
 
     /// Creates a component from open weights, whose tensors are not checked.
@@ -72,13 +82,41 @@ impl<C> ModelComponent<C> {
         component: Component,
         weights: WeightSource,
     ) -> ModelComponent<C> {
-        ModelComponent { weights: weights.into(), ..ModelComponent::unchecked(path, config, component) }
+        let unchecked = ComponentWeights::unchecked(path, component);
+        ModelComponent::new(config, ComponentWeights { opened: weights.into(), ..unchecked })
     }
 
-    /// Returns its weights under Kiln's tensor names. Opens the files on first use; a tensor that the model does not have is
+    /// Returns a hash of everything that its results depend on: the configuration as understood, and every byte of its
+    /// weights. Reads them on first use, unless their hash is among those remembered.
+    pub fn content_key(&self, remembered: &ContentHashes) -> Result<&str>
+    where
+        C: fmt::Debug,
+    {
+        let key = || {
+            let hash = remembered.of(self.weights()?);
+            // All fields: one that is added to a configuration can't be forgotten here.
+            Ok::<_, Error>(sha256(format!("kiln component 1\n{hash}\n{:?}", self.config).as_bytes()))
+        };
+        Ok(self.content_key.get_or_try_init(key)?.as_str())
+    }
+}
+
+impl ComponentWeights {
+    fn unchecked(path: PathBuf, component: Component) -> ComponentWeights {
+        ComponentWeights {
+            path,
+            component,
+            known: None,
+            packed: None,
+            opened: TryOnceLock::new(),
+            fingerprint: TryOnceLock::new(),
+        }
+    }
+
+    /// Returns the weights under Kiln's tensor names. Opens the files on first use; a tensor that the model does not have is
     /// an error.
     pub fn weights(&self) -> Result<&WeightSource> {
-        self.weights.get_or_try_init(|| {
+        self.opened.get_or_try_init(|| {
             let source = match &self.packed {
                 None => WeightSource::open(&self.path)?,
                 Some(file) => {
@@ -112,27 +150,11 @@ impl<C> ModelComponent<C> {
         Ok(self.fingerprint.get_or_try_init(fingerprint)?.as_str())
     }
 
-    /// Returns a hash of everything that its results depend on: the configuration as understood, and every byte of its
-    /// weights. Reads them on first use, unless their hash is among those remembered.
-    pub fn content_key(&self, remembered: &ContentHashes) -> Result<&str>
-    where
-        C: fmt::Debug,
-    {
-        let key = || {
-            let hash = remembered.of(self.weights()?);
-            // All fields: one that is added to a configuration can't be forgotten here.
-            Ok::<_, Error>(sha256(format!("kiln component 1\n{hash}\n{:?}", self.config).as_bytes()))
-        };
-        Ok(self.content_key.get_or_try_init(key)?.as_str())
-    }
-
     /// Returns the text of its `config.json`, from its folder, the packed model or its file's metadata.
-    pub fn config_text(&self) -> Option<String>
-    where
-        C: ComponentConfig,
-    {
-        let packed = || self.packed.as_ref()?.metadata().get(&format!("{}/config.json", C::FOLDER)).cloned();
-        let stored = || self.weights().ok()?.metadata().get(&config_key(C::COMPONENT)).cloned();
+    pub fn config_text(&self) -> Option<String> {
+        let in_packed = format!("{}/config.json", self.component.folder());
+        let packed = || self.packed.as_ref()?.metadata().get(&in_packed).cloned();
+        let stored = || self.weights().ok()?.metadata().get(&config_key(self.component)).cloned();
         let beside = || std::fs::read_to_string(config_file(&self.path)?).ok();
         beside().or_else(packed).or_else(stored)
     }
@@ -148,8 +170,6 @@ impl<C> ModelComponent<C> {
 pub trait ComponentConfig: DeserializeOwned {
     /// The kind of component.
     const COMPONENT: Component;
-    /// Its folder in the diffusers layout.
-    const FOLDER: &'static str;
     /// Other folders that ComfyUI keeps it in.
     const COMFYUI_FOLDERS: &'static [&'static str];
 
@@ -167,10 +187,9 @@ pub trait ComponentConfig: DeserializeOwned {
 }
 
 macro_rules! component_config {
-    ($config:ty, $component:expr, $folder:literal, $comfyui:expr, $summary:expr) => {
+    ($config:ty, $component:expr, $comfyui:expr, $summary:expr) => {
         impl ComponentConfig for $config {
             const COMPONENT: Component = $component;
-            const FOLDER: &'static str = $folder;
             const COMFYUI_FOLDERS: &'static [&'static str] = &$comfyui;
 
             fn from_tensors(source: &WeightSource) -> Option<Self> {
@@ -193,29 +212,20 @@ macro_rules! component_config {
     };
 }
 
-component_config!(transformer::Config, Component::Transformer, "transformer", [], |c| {
+component_config!(transformer::Config, Component::Transformer, [], |c| {
     format!("a transformer of dim {}", c.dim())
 });
-component_config!(
-    text_encoder::Config,
-    Component::TextEncoder,
-    "text_encoder",
-    ["text_encoders", "clip"],
-    |c| { format!("{} with hidden size {}", c.encoder(), c.hidden_size) }
-);
-component_config!(vae::Config, Component::Vae, "vae", [], |c| {
+component_config!(text_encoder::Config, Component::TextEncoder, ["text_encoders", "clip"], |c| {
+    format!("{} with hidden size {}", c.encoder(), c.hidden_size)
+});
+component_config!(vae::Config, Component::Vae, [], |c| {
     format!("an autoencoder with {} channels", c.token_channels())
 });
 
 /// Returns the metadata key under which a file has the `config.json` of the component it was converted from: not all
 /// settings can be read from its tensors.
 pub fn config_key(component: Component) -> String {
-    let name = match component {
-        Component::Transformer => transformer::Config::FOLDER,
-        Component::TextEncoder => text_encoder::Config::FOLDER,
-        Component::Vae => vae::Config::FOLDER,
-    };
-    format!("kiln.config.{name}")
+    format!("kiln.config.{}", component.folder())
 }
 
 /// Returns the `config.json` that describes the weights at `path`, if there is one.
@@ -250,12 +260,13 @@ pub(super) fn open_component<C: ComponentConfig>(
     }
     let component = ModelComponent::lazy(path.to_path_buf(), config);
     component.check_tensors(&source)?;
-    Ok(ModelComponent { weights: source.into(), ..component })
+    let weights = ComponentWeights { opened: source.into(), ..component.weights };
+    Ok(ModelComponent { weights, ..component })
 }
 
 /// Opens a text encoder: a file, its folder, or a model's folder with one.
 pub(crate) fn open_text_encoder(path: &Path) -> Result<ModelComponent<text_encoder::Config>> {
-    let inside = path.join(text_encoder::Config::FOLDER);
+    let inside = path.join(Component::TextEncoder.folder());
     let path = if inside.is_dir() { &inside } else { path };
     open_component(path, &SourceCache::default())
 }

@@ -57,12 +57,12 @@ impl ModelFiles<'_> {
     }
 
     fn component<C: ComponentConfig>(&self) -> Result<Option<ModelComponent<C>>> {
-        let file = format!("{}/config.json", C::FOLDER);
+        let file = format!("{}/config.json", C::COMPONENT.folder());
         let Some(config) = self.read_json::<C>(&file)? else { return Ok(None) };
         if let Some(what) = config.problem() {
             return Err(Error::config(self.root.join(file), what));
         }
-        let path = self.root.join(C::FOLDER);
+        let path = self.root.join(C::COMPONENT.folder());
         Ok(Some(match &self.packed {
             Some(file) => ModelComponent::packed(file, path, config),
             None => ModelComponent::lazy(path, config),

@@ -31,7 +31,7 @@ use kiln_weights::{Component, LinearPrecision, WeightSource};
 
 pub(crate) use assemble::find_tokenizer;
 pub(crate) use component::open_text_encoder;
-pub use component::{ComponentFile, ModelComponent, config_key};
+pub use component::{ComponentFile, ComponentWeights, ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;
 use vae_file::VaeFiles;
@@ -163,13 +163,23 @@ impl Model {
         found.map(|(_, files)| files.as_slice())
     }
 
+    /// Returns one of its components, if it has it.
+    pub fn component(&self, component: Component) -> Option<&ComponentWeights> {
+        match component {
+            Component::Transformer => Some(&self.transformer),
+            Component::TextEncoder => self.text_encoder.as_deref(),
+            Component::Vae => self.vae.as_deref(),
+        }
+    }
+
+    /// Returns the components that it has.
+    pub fn components(&self) -> impl Iterator<Item = &ComponentWeights> {
+        Component::ALL.into_iter().filter_map(|component| self.component(component))
+    }
+
     /// Returns the metadata of a file that one of the model's components is converted to: what its tensors don't tell.
     pub fn metadata_for(&self, component: Component) -> BTreeMap<String, String> {
-        let config = match component {
-            Component::Transformer => self.transformer.config_text(),
-            Component::TextEncoder => self.text_encoder.as_ref().and_then(ModelComponent::config_text),
-            Component::Vae => self.vae.as_ref().and_then(ModelComponent::config_text),
-        };
+        let config = self.component(component).and_then(ComponentWeights::config_text);
         let mut metadata = BTreeMap::new();
         metadata.extend(config.map(|text| (config_key(component), text)));
         if component == Component::Transformer {
@@ -242,11 +252,8 @@ impl Model {
 
     /// Returns the error for the first of its tensors that holds NaN or infinity, if there is one. Reads all weights.
     pub fn not_finite(&self) -> Option<Error> {
-        let text_encoder = self.text_encoder.as_ref().map(ModelComponent::weights);
-        let vae = self.vae.as_ref().map(ModelComponent::weights);
-        let all = [text_encoder, Some(self.transformer.weights()), vae];
-        let error = all.into_iter().flatten().flatten().find_map(WeightSource::not_finite);
-        error.map(Into::into)
+        let weights = self.components().filter_map(|component| component.weights().ok());
+        weights.into_iter().find_map(WeightSource::not_finite).map(Into::into)
     }
 
     /// Returns the name or absolute path that recipes record.
@@ -256,18 +263,13 @@ impl Model {
 
     /// Returns the size of its weight files in bytes.
     pub fn file_bytes(&self) -> u64 {
-        let text_encoder = self.text_encoder.as_ref().map_or(0, ModelComponent::file_bytes);
-        let vae = self.vae.as_ref().map_or(0, ModelComponent::file_bytes);
-        self.transformer.file_bytes() + text_encoder + vae
+        self.components().map(ComponentWeights::file_bytes).sum()
     }
 
     /// Returns notes about tensors in its files that are left out. Components that can't be opened have none.
     pub fn unused_tensor_notes(&self) -> Vec<String> {
-        let text_encoder = self.text_encoder.as_ref().and_then(ModelComponent::note);
-        let vae = self.vae.as_ref().and_then(ModelComponent::note);
         // Components that share a file have the same note.
-        let mut notes: Vec<String> =
-            [self.transformer.note(), text_encoder, vae].into_iter().flatten().collect();
+        let mut notes: Vec<String> = self.components().filter_map(ComponentWeights::note).collect();
         notes.dedup();
         notes
     }

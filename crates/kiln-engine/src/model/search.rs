@@ -74,9 +74,9 @@ impl<'a> ComponentSearch<'a> {
                 // Files of other components are not even opened as this one.
                 let has = self.sources.component(path, C::COMPONENT).is_ok_and(|found| found.is_some());
                 if has { open_component::<C>(path, self.sources).ok() } else { None }
-            } else if path.join(C::FOLDER).is_dir() {
+            } else if path.join(C::COMPONENT.folder()).is_dir() {
                 self.add_searched(path);
-                open_component::<C>(&path.join(C::FOLDER), self.sources).ok()
+                open_component::<C>(&path.join(C::COMPONENT.folder()), self.sources).ok()
             } else {
                 None
             };
@@ -105,7 +105,7 @@ impl<'a> ComponentSearch<'a> {
             let own = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
             folders.push(own.to_path_buf());
             for parent in [Some(own), own.parent()].into_iter().flatten() {
-                folders.push(parent.join(C::FOLDER));
+                folders.push(parent.join(C::COMPONENT.folder()));
                 folders.extend(C::COMFYUI_FOLDERS.iter().map(|name| parent.join(name)));
             }
         }

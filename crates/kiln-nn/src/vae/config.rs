@@ -177,9 +177,10 @@ impl Config {
             return Some(problem);
         }
         let latent = self.latent_channels;
-        let mut related = FAMILIES.iter().flat_map(|family| family.related_vaes);
-        if let Some((_, other)) = related.find(|(channels, _)| *channels == latent) {
-            let Family { name, latent: Latent { channels, .. }, .. } = FAMILIES[0];
+        let mut related =
+            FAMILIES.iter().flat_map(|family| family.related_vaes.iter().map(|vae| (*family, vae)));
+        if let Some((family, (_, other))) = related.find(|(_, (channels, _))| *channels == latent) {
+            let Family { name, latent: Latent { channels, .. }, .. } = family;
             return Some(format!(
                 "this is a VAE of {other}, with {latent} latent channels; {name}'s has {channels}"
             ));

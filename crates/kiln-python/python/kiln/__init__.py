@@ -18,6 +18,7 @@ from ._files import convert, info, pull, quantize
 from ._image import Image, Note, Preview, Progress
 from ._kiln import Cancelled, DeviceError, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
 from ._model import Model, load
+from ._request import request_fields
 from ._step import Step
 from ._stream import Stream
 from ._train import train
@@ -56,6 +57,7 @@ __all__ = [
     "load",
     "pull",
     "quantize",
+    "request_fields",
     "train",
 ]
 

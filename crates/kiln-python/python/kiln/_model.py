@@ -10,7 +10,7 @@ from . import _kiln
 from ._image import Image, Note, Preview, Progress
 from ._inputs import array_bytes, asarray, pixels, stack, tokens_of
 from ._kiln import KilnError, RequestError
-from ._request import to_json
+from ._request import FIELDS, describe, to_json
 from ._step import Step
 from ._stream import Stream, event_of
 
@@ -104,19 +104,17 @@ class Model:
         """Generates images and returns them in order.
 
         `prompt` is a text, or a list of texts that give an image each. The other arguments are the fields of a request, as in
-        `/v1/jobs` and on the command line: `negative_prompt`, `width`, `height`, `n`, `seed`, `steps`, `guidance`,
-        `references`, `init`, `mask`, `strength`, `mask_padding`, `upscale`, `tile_size`, `loras`, `lora_partial`,
-        `dora_rule`, `vae`,
-        `sigmas`, `schedule`, `rho`, `rng`, `one_generator`, `max_tokens`, `text_layers`, `cache`.
+        `/v1/jobs` and on the command line; they are listed below.
 
         - Images are PIL images, arrays, bytes of a file or paths.
-        - `noise`: an array `[n, channels, height/16, width/16]` instead of a seed.
-        - `prompt_embeds` and `negative_prompt_embeds`: arrays `[prompts, tokens, dim]` instead of a prompt.
+        - `noise` is a file, or an array `[n, channels, height/16, width/16]`.
         - `loras`: paths, or pairs of a path and a weight.
         - `on_progress`, `on_preview`, `on_note`: called with `Progress`, `Preview` and `Note`.
         - `on_step_end`: called with a `Step`, whose latents it may change, after every step.
 
         An exception in a callback, and Ctrl-C, cancel the request within a step.
+
+        Fields of a request:
         """
         job = self._start(
             prompt,
@@ -224,7 +222,8 @@ class Model:
             image = image.numpy()
         width, height, data = pixels(image, "image")
         tokens = asarray(self._model.encode_image(width, height, data))
-        return tokens.T.reshape(1, -1, height // 16, width // 16)
+        unit = self.info["unit"]
+        return tokens.T.reshape(1, -1, height // unit, width // unit)
 
     def decode_latents(self, latents: Any) -> list[Preview]:
         """Decodes normalized latents `[images, channels, h/16, w/16]` to images without recipes."""
@@ -234,7 +233,8 @@ class Model:
             raise RequestError(f"latents have shape {list(shape)}, expected [images, channels, height/16, width/16]")
         decoded = []
         for tokens in tokens_of(latents):
-            pixels_of = self._model.decode_latents(array_bytes(tokens, "latents"), 16 * shape[2], 16 * shape[3])
+            height, width = (self.info["unit"] * side for side in shape[2:])
+            pixels_of = self._model.decode_latents(array_bytes(tokens, "latents"), height, width)
             decoded.append(Preview(pixels_of))
         return decoded
 
@@ -258,3 +258,6 @@ class Model:
 
 def _open(kind: type[Model], name: str, settings: dict[str, Any]) -> Model:
     return kind(name, **settings)
+
+
+describe(Model.generate, FIELDS)

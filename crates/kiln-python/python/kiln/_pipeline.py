@@ -276,8 +276,7 @@ class Pipeline(Adapters):
             if noise.is_advanced:
                 # A generator that has drawn already: torch draws what diffusers would.
                 plan = self.model._plan(request)
-                shape = (count, self.model.info["channels"], plan["height"] // 16, plan["width"] // 16)
-                request["noise"] = noise.draw(shape)
+                request["noise"] = noise.draw((count, *plan["latent"]))
             else:
                 request.update(noise.fields())
         job = self.model._start(request.pop("prompt"), request, progress=True, steps=callback is not None)
@@ -288,7 +287,7 @@ class Pipeline(Adapters):
                 logger.warning(note)
         self._num_timesteps = plan["steps"]
         if latents is None and not noise.is_advanced:
-            noise.advance((plan["images"], self.model.info["channels"], plan["height"] // 16, plan["width"] // 16))
+            noise.advance((plan["images"], *plan["latent"]))
         images = self._collect(job, plan, callback, callback_inputs, prompt_embeds)
         self._current_timestep = None
         result = self._output(images, plan, output_type)

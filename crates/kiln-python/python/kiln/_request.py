@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import operator
 import os
 from typing import Any
 
+from . import _kiln
 from ._inputs import Inputs
 from ._kiln import RequestError
 
@@ -29,16 +32,42 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"expected a number or a text, found {type(value).__name__}")
 
 
-FIELDS = frozenset(
-    "prompt negative_prompt width height n seed steps guidance references init mask strength mask_padding upscale "
-    "tile_size loras lora_partial dora_rule vae sigmas schedule rho rng one_generator max_tokens text_layers cache noise "
-    "prompt_embeds negative_prompt_embeds".split()
-)
+def _fields() -> dict[str, dict[str, Any]]:
+    """The arguments of a request, as JSON schemas."""
+    fields: dict[str, dict[str, Any]] = json.loads(_kiln.request_fields())
+    # A `Model` is the model, an `Image` is saved in any format, and embeddings are arrays.
+    for name in ("model", "original_prompt", "embeds", "output_format", "output_compression", "png"):
+        del fields[name]
+    array = "array `[prompts, tokens, dim]` instead of a"
+    fields["prompt_embeds"] = {"description": f"An {array} prompt"}
+    fields["negative_prompt_embeds"] = {"description": f"An {array} negative prompt"}
+    return fields
+
+
+FIELDS = _fields()
+
+
+def request_fields() -> dict[str, dict[str, Any]]:
+    """The arguments of `Model.generate` by name, each a JSON schema: `type`, `description`, `enum`, `minimum`, `maximum`."""
+    return copy.deepcopy(FIELDS)
+
+
+def describe(function: Any, fields: dict[str, dict[str, Any]]) -> None:
+    """Adds fields to the signature and the documentation of a function that takes them as keywords."""
+    signature = inspect.signature(function)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    lines = []
+    for name, field in fields.items():
+        if name not in signature.parameters:
+            own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
+            lines.append(f"`{name}`: {' '.join(field['description'].split())}")
+    function.__signature__ = signature.replace(parameters=own)
+    function.__doc__ = f"{inspect.getdoc(function)}\n\n" + "\n".join(lines) + "\n"
 
 
 def to_json(fields: dict[str, Any]) -> tuple[str, Inputs]:
     """Converts the fields of a request to JSON, and what it refers to."""
-    unknown = fields.keys() - FIELDS
+    unknown = fields.keys() - FIELDS.keys()
     if unknown:
         raise TypeError(f"unexpected argument {sorted(unknown)[0]!r}; expected {', '.join(sorted(FIELDS))}")
     for name in ("prompt", "negative_prompt"):
@@ -72,9 +101,9 @@ def to_json(fields: dict[str, Any]) -> tuple[str, Inputs]:
     for name in ("vae", "noise"):
         if name in request:
             request[name] = os.fspath(request[name])
-    for name in ("sigmas", "text_layers"):
-        if name in request:
-            request[name] = [value for value in request[name]]
+    for name, value in request.items():
+        if FIELDS.get(name, {}).get("type") == "array":
+            request[name] = [element for element in value]
     try:
         return json.dumps(request, allow_nan=False, default=_plain), inputs
     except ValueError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from typing import Any, Callable, Optional
 
 from . import _kiln
-from ._request import _plain
+from ._request import _plain, describe
 
 
 def train(
@@ -41,19 +40,4 @@ def _value(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else _plain(value)
 
 
-def _describe() -> None:
-    """Adds the fields of a request to the signature and the documentation of `train`."""
-    signature = inspect.signature(train)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    lines = []
-    for name, field in json.loads(_kiln.train_schema())["properties"].items():
-        if name in signature.parameters or name == "name":
-            continue
-        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
-        descriptions = [part.get("description", "") for part in [field, *field.get("oneOf", [])]]
-        lines.append(f"    `{name}`: {' '.join(max(descriptions).split())}")
-    train.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    train.__doc__ = f"{(train.__doc__ or '').rstrip()}\n\n" + "\n".join(lines) + "\n"
-
-
-_describe()
+describe(train, {name: field for name, field in json.loads(_kiln.train_fields()).items() if name != "name"})

@@ -1,7 +1,9 @@
 //! Errors of the engine, of models and of training, as clients see them.
 
+use kiln_engine::{Explain, Field, FieldGroup, Request, Text};
+use kiln_train::TrainRequest;
+
 use crate::jobs::error::JobError;
-use kiln_engine::{Explain, Field, Text};
 
 impl JobError {
     /// The error of a job or a training, with what its client can do about it. Folders are cut off.
@@ -28,86 +30,14 @@ impl JobError {
 
 /// Says a field as it is in JSON: `"dtype": "f32"`; `None` if clients can't set it.
 fn name(field: Field, value: Option<&str>) -> Option<String> {
-    let is_sent = match field {
-        Field::Prompt
-        | Field::NegativePrompt
-        | Field::OriginalPrompt
-        | Field::Model
-        | Field::Loras
-        | Field::DoraRule
-        | Field::Vae
-        | Field::Width
-        | Field::Height
-        | Field::N
-        | Field::Seed
-        | Field::MaxTokens
-        | Field::TextLayers
-        | Field::References
-        | Field::Init
-        | Field::Mask
-        | Field::Strength
-        | Field::MaskPadding
-        | Field::Upscale
-        | Field::TileSize
-        | Field::Steps
-        | Field::Guidance
-        | Field::Cache
-        | Field::Sigmas
-        | Field::Schedule
-        | Field::Rho
-        | Field::OutputCompression
-        | Field::Temperature => true,
-        // Of a training.
-        Field::LearningRate
-        | Field::Warmup
-        | Field::Checkpointing
-        | Field::Repeats
-        | Field::CaptionDropout
-        | Field::ReferenceDropout
-        | Field::Accumulate
-        | Field::WeightDecay
-        | Field::Clip
-        | Field::Ema
-        | Field::Rank
-        | Field::Alpha
-        | Field::Dropout
-        | Field::Ranks
-        | Field::Factor
-        | Field::SaveEvery
-        | Field::SamplePrompts
-        | Field::SampleModel
-        | Field::SampleSteps
-        | Field::Layout
-        | Field::DistilledAnyway
-        | Field::Resolution
-        | Field::Batch
-        | Field::Optimizer
-        | Field::Trigger
-        | Field::NoCaptions
-        | Field::SkipBad => true,
-        // Files of the server, or what its operator decides.
-        Field::LoraPartial
-        | Field::Embeds
-        | Field::Noise
-        | Field::UpsampleModel
-        | Field::UpsampleUrl
-        | Field::Wildcards
-        | Field::Transformer
-        | Field::TextEncoder
-        | Field::Tokenizer
-        | Field::Variant
-        | Field::Device
-        | Field::Dtype
-        | Field::VramLimit
-        | Field::Output
-        | Field::Resume
-        | Field::Overwrite
-        | Field::Out
-        | Field::To
-        | Field::Part
-        | Field::AcceptLicense => false,
-    };
     let name = field.name();
+    let is_sent = match field.group() {
+        FieldGroup::Request => !Request::LOCAL_FIELDS.contains(&name),
+        FieldGroup::Training => field != Field::Output && !TrainRequest::LOCAL_FIELDS.contains(&name),
+        FieldGroup::Rewriting => field == Field::Temperature,
+        // What the operator decides.
+        FieldGroup::Machine | FieldGroup::Command => false,
+    };
     is_sent.then(|| match value {
         None => format!("\"{name}\""),
         Some(value) if value == "true" || value.parse::<f64>().is_ok() => format!("\"{name}\": {value}"),

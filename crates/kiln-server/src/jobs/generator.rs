@@ -18,6 +18,9 @@ pub struct ModelInfo {
     pub default: bool,
     /// Default width and height.
     pub size: u32,
+    /// Widths and heights are multiples of it.
+    #[serde(default = "earlier_unit")]
+    pub unit: u32,
     /// The smallest and largest side it was trained on, if limited.
     #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u32>>, min_items = 2, max_items = 2))]
     pub sides: Option<(u32, u32)>,
@@ -29,6 +32,11 @@ pub struct ModelInfo {
     pub negative: bool,
     /// Whether `POST /v1/prompts/upsample` can rewrite its prompts.
     pub rewrites: bool,
+}
+
+/// The unit of models of workers that don't tell it: those of an earlier version, which had FLUX.2 alone.
+fn earlier_unit() -> u32 {
+    16
 }
 
 /// A LoRA that requests can name.
@@ -71,6 +79,15 @@ pub struct DownloadLicence {
 pub trait Catalogue: Send + Sync {
     /// All models.
     fn models(&self) -> Vec<ModelInfo>;
+
+    /// The unit of the sizes that a request's model generates.
+    fn unit(&self, request: &Request) -> u32 {
+        let named = request.model.as_deref().map(name);
+        let mut models = self.models().into_iter();
+        models
+            .find(|model| named.map_or(model.default, |name| model.name == name))
+            .map_or(1, |model| model.unit)
+    }
 
     /// The names of all LoRAs.
     fn loras(&self) -> Vec<String>;

@@ -224,11 +224,7 @@ impl Job {
             let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
             let size = (request.width, request.height, request.references.len(), request.init.is_some());
             let group = format!("{:?}", (&request.model, loras, request.dora_rule, &request.vae, size));
-            let levels = (&request.sigmas, request.schedule, request.rho);
-            let sampling = (request.steps, request.guidance, levels, request.cache);
-            let start = (request.mask.is_some(), request.strength, request.max_tokens, &request.text_layers);
-            let batch = format!("{group} {sampling:?} {start:?}");
-            (group, batch)
+            (group, request.batch_key())
         })
     }
 

@@ -150,13 +150,7 @@ impl Limits {
                 counts
             ]));
         }
-        let local_only = [
-            (Field::Embeds, request.embeds.is_some()),
-            (Field::Noise, request.noise.is_some()),
-            (Field::LoraPartial, request.lora_partial),
-        ];
-        if let Some((field, _)) = local_only.iter().find(|(_, given)| *given) {
-            let name = field.name();
+        if let Some(name) = request.local_field() {
             let message = format!("{name} is not supported over HTTP: it needs files on the server");
             return Err(JobError::new(ErrorCode::InvalidValue, message).param(name));
         }
@@ -256,6 +250,7 @@ mod tests {
                 name: "ember".into(),
                 default: true,
                 size: 256,
+                unit: 16,
                 sides: None,
                 steps: 4,
                 guidance: None,

@@ -29,6 +29,7 @@ impl Catalogue for TestCatalogue {
             name: name.into(),
             default,
             size: 64,
+            unit: 16,
             sides: None,
             steps: 4,
             guidance: None,

@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, HashMap};
 use kiln_nn::transformer::training::{Adapters, LayerStack};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
+use kiln_weights::TrainedModule;
 
-use crate::{AdapterKind, AdapterModule, AdapterSettings, Error, Result};
+use crate::{AdapterKind, AdapterSettings, Error, Result};
 pub(crate) use init::derive;
 use lokr::Lokr;
 use lora::{DoraScale, LoraSaved};
@@ -114,17 +115,17 @@ impl<B: TrainingBackend> AdapterSet<B> {
     }
 
     /// The weights, or those of `values` (in the order of [`AdapterSet::params`]).
-    pub(crate) fn modules(&self, b: &B, values: Option<&[B::Tensor]>) -> Result<Vec<AdapterModule>> {
+    pub(crate) fn modules(&self, b: &B, values: Option<&[B::Tensor]>) -> Result<Vec<TrainedModule>> {
         let mut values = values.map(|values| values.iter());
         let mut modules = Vec::with_capacity(self.layers.len());
         for (layer, adapter) in &self.layers {
-            let mut tensors = Vec::with_capacity(adapter.params.len());
+            let mut tensors = BTreeMap::new();
             for param in &adapter.params {
                 let value = values.as_mut().and_then(Iterator::next).unwrap_or(&param.value);
-                tensors.push((param.name, b.download(value)?));
+                tensors.insert(param.name.to_owned(), b.download(value)?);
             }
             let (rank, alpha) = (adapter.rank, adapter.alpha);
-            modules.push(AdapterModule { layer: layer.clone(), kind: self.kind, rank, alpha, tensors });
+            modules.push(TrainedModule { layer: layer.clone(), rank, alpha, tensors });
         }
         Ok(modules)
     }

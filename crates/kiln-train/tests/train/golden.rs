@@ -10,10 +10,10 @@ use kiln_ops::{Backend, Reference, TrainingBackend};
 use kiln_tensor::rng::TorchCpu;
 use kiln_tensor::{DType, HostTensor, Shape, bf16};
 use kiln_train::{
-    AdapterKind, AdapterModule, AdapterSettings, Example, LearningRate, NoisyExample, Optimizer,
-    ReferenceLatents, Targets, TrainSettings, Trainer,
+    AdapterKind, AdapterSettings, Example, LearningRate, NoisyExample, Optimizer, ReferenceLatents, Targets,
+    TrainSettings, Trainer,
 };
-use kiln_weights::{WeightSource, save};
+use kiln_weights::{TrainedModule, WeightSource, save};
 use serde::Deserialize;
 
 /// The file of that name; `KILN_TESTDATA` overrides the folder, for tests built on another machine.
@@ -141,11 +141,11 @@ fn distance(found: &HostTensor, expected: &HostTensor) -> f64 {
 }
 
 /// The drawn adapter of a case; magnitudes are stored with the results.
-fn adapter(tag: &str, modules: Vec<AdapterModule>, stored: &WeightSource) -> Vec<AdapterModule> {
-    let module = |mut module: AdapterModule| {
+fn adapter(tag: &str, modules: Vec<TrainedModule>, stored: &WeightSource) -> Vec<TrainedModule> {
+    let module = |mut module: TrainedModule| {
         for (name, tensor) in &mut module.tensors {
             let full = format!("{}.{name}", module.layer);
-            *tensor = if *name == "lora_magnitude_vector" {
+            *tensor = if name == "lora_magnitude_vector" {
                 stored.tensor(&format!("start.{full}")).unwrap()
             } else {
                 map(&draw(&format!("{tag}/{full}"), tensor.shape().clone()), |z| 0.3 * z)

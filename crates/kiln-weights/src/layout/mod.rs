@@ -31,6 +31,20 @@ pub enum Component {
 impl Component {
     /// All of them.
     pub const ALL: [Component; 3] = [Component::Transformer, Component::TextEncoder, Component::Vae];
+
+    /// Its folder in diffusers' layout.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Component::Transformer => "transformer",
+            Component::TextEncoder => "text_encoder",
+            Component::Vae => "vae",
+        }
+    }
+
+    /// The name of its weights in that folder, without an ending.
+    pub fn weights_stem(self) -> &'static str {
+        if self == Component::TextEncoder { "model" } else { "diffusion_pytorch_model" }
+    }
 }
 
 impl fmt::Display for Component {

@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 
+use kiln_family::Family;
 use kiln_tensor::{DType, HostTensor};
 use serde_json::{Map, Value, json};
 
 use crate::Component;
 use crate::layout::{View, to_original};
 use crate::lora::keys::flatten;
-use kiln_family::FAMILIES;
 
 /// The names that a LoRA file is written with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,10 +49,11 @@ const MAGNITUDE: &str = "lora_magnitude_vector";
 /// The first factor of a LoKr.
 const KRONECKER: &str = "lokr_w1";
 
-/// Names the tensors of a file and converts them to `dtype`. The error says why an adapter can't be written with these
+/// Names the tensors of a file for a transformer of `family`, and converts them to `dtype`. The error says why an adapter can't be written with these
 /// names.
 pub fn lora_contents(
     modules: &[TrainedModule],
+    family: &'static Family,
     naming: LoraNaming,
     dtype: DType,
 ) -> Result<LoraContents, String> {
@@ -79,7 +80,7 @@ pub fn lora_contents(
         return Err("a LoKr has no form for layers that these names fuse".into());
     }
     let has_alpha = naming == LoraNaming::Kohya;
-    for (name, update) in fuse(modules, has_alpha)? {
+    for (name, update) in fuse(modules, family, has_alpha)? {
         let (stem, [down, up]) = match naming {
             LoraNaming::Kohya => (format!("lora_unet_{}", flatten(&name)), ["lora_down", "lora_up"]),
             _ => (format!("diffusion_model.{name}"), ["lora_A", "lora_B"]),
@@ -142,11 +143,15 @@ struct Part<'m> {
 }
 
 /// Groups layers by the module that a file fuses them to. Without an alpha, the second matrices have the scale.
-fn fuse(modules: &[TrainedModule], has_alpha: bool) -> Result<BTreeMap<String, FusedUpdate>, String> {
+fn fuse(
+    modules: &[TrainedModule],
+    family: &'static Family,
+    has_alpha: bool,
+) -> Result<BTreeMap<String, FusedUpdate>, String> {
     let mut groups: BTreeMap<String, Vec<Part<'_>>> = BTreeMap::new();
     for module in modules {
         let layer = &module.layer;
-        let (name, view) = to_original(Component::Transformer, FAMILIES[0], &format!("{layer}.weight"))
+        let (name, view) = to_original(Component::Transformer, family, &format!("{layer}.weight"))
             .ok_or_else(|| format!("the layer `{layer}` has no name in this layout"))?;
         let name = name.trim_end_matches(".weight").to_owned();
         groups.entry(name).or_default().push(Part { module, view });
@@ -231,6 +236,8 @@ fn number(value: f32) -> Result<HostTensor, String> {
 
 #[cfg(test)]
 mod tests {
+    use kiln_family::flux2::FLUX2;
+
     use super::*;
     use crate::{LayerShape, Lora, LoraOptions, LoraUpdates, WeightSource, save};
 
@@ -249,7 +256,7 @@ mod tests {
 
     /// The update of each layer as a file gives it: the sum of its low-rank products.
     fn updates(modules: &[TrainedModule], naming: LoraNaming) -> BTreeMap<String, Vec<f32>> {
-        let (tensors, metadata) = lora_contents(modules, naming, DType::F32).unwrap();
+        let (tensors, metadata) = lora_contents(modules, &FLUX2, naming, DType::F32).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lora.safetensors");
         let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
@@ -314,8 +321,8 @@ mod tests {
         ]);
         let layer = "transformer_blocks.0.attn.to_q".to_owned();
         let modules = [TrainedModule { layer, rank: 4, alpha: 2.0, tensors }];
-        assert!(lora_contents(&modules, LoraNaming::Kohya, DType::F32).is_err());
-        let (tensors, metadata) = lora_contents(&modules, LoraNaming::Diffusers, DType::F32).unwrap();
+        assert!(lora_contents(&modules, &FLUX2, LoraNaming::Kohya, DType::F32).is_err());
+        let (tensors, metadata) = lora_contents(&modules, &FLUX2, LoraNaming::Diffusers, DType::F32).unwrap();
         // diffusers accepts only keys of factors, and takes the scale for 1.
         let names: Vec<&str> = tensors.iter().map(|(name, _)| name.rsplit('.').next().unwrap()).collect();
         assert_eq!((&names[..], metadata.len()), (&["lokr_w1", "lokr_w2"][..], 0));

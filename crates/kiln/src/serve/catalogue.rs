@@ -198,14 +198,7 @@ fn describe(location: &ModelLocation, upsampling: &PromptUpsampling) -> Result<M
 
 /// Opens every file of a model: each must hold what its header says.
 pub fn check_files(model: &Model) -> kiln_engine::Result<()> {
-    model.transformer.weights()?;
-    if let Some(encoder) = &model.text_encoder {
-        encoder.weights()?;
-    }
-    if let Some(vae) = &model.vae {
-        vae.weights()?;
-    }
-    Ok(())
+    model.components().try_for_each(|component| component.weights().map(drop))
 }
 
 /// Describes a model, without reading its weights.
@@ -214,6 +207,7 @@ fn model_info(model: &Model, upsampling: &PromptUpsampling) -> ModelInfo {
         name: String::new(),
         default: false,
         size: model.default_size as u32,
+        unit: model.pixels_per_token() as u32,
         sides: model.trained_sides().map(|sides| (*sides.start() as u32, *sides.end() as u32)),
         steps: model.default_steps() as u32,
         guidance: model.default_guidance(),

@@ -96,6 +96,7 @@ fn a_server_generates_with_it() {
     let sandbox = Sandbox::with_model("pebble");
     generate(&sandbox, "a.png", &["-s", "2"]);
     let server = crate::serve::TestServer::start(&sandbox, &["-m", sandbox.model().to_str().unwrap()]);
+    assert_eq!(server.call("GET", "/v1/models", None).1["data"][0]["kiln"]["unit"], 8);
     let body = serde_json::json!({
         "prompt": "a fox", "size": "40x24", "seed": 5, "steps": 2, "max_tokens": 32
     });

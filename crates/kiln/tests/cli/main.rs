@@ -9,6 +9,7 @@ mod check;
 #[cfg(feature = "ember")]
 mod colours;
 mod config;
+mod contributing;
 mod convert;
 mod dev;
 mod dev_files;

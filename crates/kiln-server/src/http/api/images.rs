@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use kiln_engine::Request;
-use kiln_image::Filter;
+use kiln_image::{Filter, RgbImage};
 use serde::{Deserialize, Serialize};
 
 use super::body::BodyPermit;
@@ -106,6 +106,7 @@ pub(crate) async fn respond(
         let watch = attached.live.watch();
         let preview_guard = (max_previews > 0).then(|| attached.live.watch_previews());
         let source = ImageEvents {
+            unit: intake.catalogue.unit(&attached.live.request),
             attached,
             _preview_guard: preview_guard,
             endpoint,
@@ -151,9 +152,22 @@ fn size(image: &SavedImage) -> String {
     format!("{}x{}", image.row.width, image.row.height)
 }
 
+/// A preview in the size of its image. Sides that the request leaves open follow from the preview, which has two pixels for a
+/// token of `unit` × `unit`.
+pub(super) fn enlarged(preview: &RgbImage, request: &Request, unit: u32) -> RgbImage {
+    let side = |asked: Option<u32>, preview: u32| match asked {
+        Some(side) => side / unit * unit,
+        None => preview * unit / 2,
+    };
+    let (width, height) = (side(request.width, preview.width()), side(request.height, preview.height()));
+    kiln_image::resize(preview, width.max(1), height.max(1), Filter::Bicubic)
+}
+
 /// The events of a streamed job. Dropping it cancels the job.
 struct ImageEvents {
     attached: AttachedJob,
+    /// Sides of the images are multiples of it.
+    unit: u32,
     _preview_guard: Option<PreviewGuard>,
     endpoint: Endpoint,
     max_previews: u32,
@@ -216,14 +230,11 @@ impl ImageEvents {
 
     /// The event of a preview, enlarged to the size of the final image.
     fn preview_event(&mut self, preview: &Preview) -> Option<Bytes> {
-        let small = &preview.image;
         let request = &self.attached.live.request;
-        let width = request.width.map_or(small.width() * 8, |w| w / 16 * 16).max(1);
-        let height = request.height.map_or(small.height() * 8, |h| h / 16 * 16).max(1);
-        let large = kiln_image::resize(small, width, height, Filter::Bicubic);
+        let large = enlarged(&preview.image, request, self.unit);
         let bytes = kiln_image::encode_with(&large, request.encoding(), None).ok()?;
         let name = self.endpoint.event_name("partial_image");
-        let mut data = self.event(&name, &bytes, format!("{width}x{height}"));
+        let mut data = self.event(&name, &bytes, format!("{}x{}", large.width(), large.height()));
         data.partial_image_index = Some(self.sent_previews);
         let bytes = event(&name, &data);
         self.sent_previews += 1;

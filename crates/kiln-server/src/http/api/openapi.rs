@@ -33,9 +33,15 @@ pub(super) fn complete(api: &mut OpenApi, is_public: fn(&str) -> bool) {
     let components = api.components.get_or_insert_default();
     components.security_schemes.extend(schemes.map(|(name, scheme)| (name.to_owned(), RefOr::T(scheme))));
     api.security = Some(any);
-    if let Some(RefOr::T(Schema::Object(request))) = components.schemas.get_mut("TrainRequest") {
-        for field in TrainRequest::LOCAL_FIELDS {
-            request.properties.remove(field);
+    let local = [
+        ("Request", &Request::LOCAL_FIELDS[..]),
+        ("JobRequest", &Request::LOCAL_FIELDS),
+        ("ImagesRequest", &Request::LOCAL_FIELDS),
+        ("TrainRequest", &TrainRequest::LOCAL_FIELDS),
+    ];
+    for (name, fields) in local {
+        if let Some(RefOr::T(Schema::Object(request))) = components.schemas.get_mut(name) {
+            fields.iter().for_each(|field| drop(request.properties.remove(*field)));
         }
     }
     for (path, item) in &mut api.paths.paths {

@@ -13,13 +13,14 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use kiln_engine::{LoraRef, Recipe, Request};
-use kiln_image::{Filter, Format, RgbImage};
+use kiln_image::{Format, RgbImage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::body::{BodyPermit, Json};
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
+use super::images::enlarged;
 use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
 use crate::Server;
 use crate::jobs::job::Api;
@@ -30,9 +31,35 @@ use unsupported::Unsupported;
 const DEFAULT_STRENGTH: f64 = 0.75;
 /// Maximum bytes of a request's settings, which the response repeats.
 const MAX_SETTINGS: usize = 256 << 10;
-/// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
-const OWN_SETTINGS: [&str; 8] =
-    ["dora_rule", "max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
+/// Fields of Kiln's request that A1111 has elsewhere, or not at all. `override_settings` may hold the others; what is no
+/// field is a setting of A1111's and ignored.
+const NOT_SETTINGS: [&str; 25] = [
+    "prompt",
+    "original_prompt",
+    "negative_prompt",
+    "negative",
+    "model",
+    "loras",
+    "lora_partial",
+    "width",
+    "height",
+    "n",
+    "seed",
+    "embeds",
+    "references",
+    "init",
+    "mask",
+    "strength",
+    "mask_padding",
+    "upscale",
+    "tile_size",
+    "steps",
+    "guidance",
+    "noise",
+    "output_format",
+    "output_compression",
+    "png",
+];
 
 /// A request in A1111's format. What would change the image and is not offered is refused; other fields are ignored, as
 /// clients send many.
@@ -60,7 +87,7 @@ pub(crate) struct Txt2Img {
     n_iter: Option<u32>,
     /// Schedule of the noise levels, one of `/sdapi/v1/schedulers`; other names mean the model's own.
     scheduler: Option<String>,
-    /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; `dora_rule`, `max_tokens`, `rho`, `rng`, `schedule`, `sigmas`, `text_layers` and `vae` are as in `/v1/jobs`.
+    /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; fields of `/v1/jobs` that A1111 has no field for, such as `rng`, `sigmas` and `cache`, are as there.
     #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
     override_settings: Option<Fields>,
     /// The initial image as base64; only the first of the list is used.
@@ -99,7 +126,7 @@ impl Txt2Img {
         self.unsupported.refuse()?;
         let (prompt, loras) = split_loras(&self.prompt);
         let settings = self.override_settings.clone().unwrap_or_default();
-        let own = settings.iter().filter(|(name, _)| OWN_SETTINGS.contains(&name.as_str()));
+        let own = settings.iter().filter(|(name, _)| is_setting(name));
         let own = parse_request(&own.map(|(name, value)| (name.clone(), value.clone())).collect())?;
         let choice = server.a1111.choice(server, caller, &settings);
         let count = self.batch_size.unwrap_or(1).max(1).saturating_mul(self.n_iter.unwrap_or(1).max(1));
@@ -121,6 +148,11 @@ impl Txt2Img {
             ..own
         })
     }
+}
+
+/// Whether `override_settings` may hold a field of Kiln's request.
+fn is_setting(name: &str) -> bool {
+    Request::field_names().contains(&name) && !NOT_SETTINGS.contains(&name)
 }
 
 /// Splits a prompt into its text and its `<lora:NAME:WEIGHT>` tags.
@@ -214,7 +246,9 @@ async fn generate(
         let mut images: Vec<GeneratedImage> =
             end.images.iter().map(|image| GeneratedImage::saved(image)).collect();
         if interrupted && let Some(preview) = &end.preview {
-            images.extend(GeneratedImage::unfinished(&attached.live.request, &preview.image, images.len()));
+            let request = &attached.live.request;
+            let image = enlarged(&preview.image, request, server.catalogue.unit(request));
+            images.extend(GeneratedImage::unfinished(request, &image, images.len()));
         }
         let info = info(&attached.live.request, &end, &images, interrupted);
         let images = images.into_iter().map(|image| image.base64).collect();
@@ -250,12 +284,10 @@ impl GeneratedImage {
         }
     }
 
-    /// The preview of an interrupted image, at its full size.
-    fn unfinished(request: &Request, preview: &RgbImage, index: usize) -> Option<GeneratedImage> {
-        let width = request.width.map_or(preview.width() * 8, |w| w / 16 * 16).max(1);
-        let height = request.height.map_or(preview.height() * 8, |h| h / 16 * 16).max(1);
-        let image = kiln_image::resize(preview, width, height, Filter::Bicubic);
-        let bytes = kiln_image::encode(&image, Format::Png, None).ok()?;
+    /// The enlarged preview of an interrupted image.
+    fn unfinished(request: &Request, image: &RgbImage, index: usize) -> Option<GeneratedImage> {
+        let (width, height) = (image.width(), image.height());
+        let bytes = kiln_image::encode(image, Format::Png, None).ok()?;
         let seed = request.seeds(request.image_count()).get(index).copied();
         let prompt = request.prompts.first().cloned().unwrap_or_default();
         let base64 = BASE64_STANDARD.encode(bytes);
