@@ -132,7 +132,7 @@ class Crate:
             named = [
                 path
                 for path, alias, public in self.uses[module]
-                if not public or re.search(rf"\b{alias}\b", body)
+                if not public or re.search(rf"\b{re.escape(alias)}\b", body)
             ]
             for path in re.findall(r"\b(?:crate|super|self)(?:::\w+)+", body):
                 if (path := self.absolute(module, path.split("::"))) is not None:

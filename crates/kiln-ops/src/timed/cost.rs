@@ -2,7 +2,6 @@
 
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Shape};
 
-use super::{TimedConv, TimedWeight};
 use crate::training::LowRankGradient;
 use crate::{Activation, AttentionMask, AttentionSpec, RopeTable, RowGroups, Tensor};
 
@@ -160,6 +159,23 @@ impl WeightCost {
     pub fn plus(self, other: WeightCost) -> WeightCost {
         WeightCost { bytes: self.bytes + other.bytes, macs: self.macs + other.macs }
     }
+}
+
+/// A weight and its cost.
+pub struct TimedWeight<W> {
+    pub(super) inner: W,
+    /// Without LoRA deltas.
+    pub(super) base: WeightCost,
+    /// With LoRA deltas.
+    pub(super) total: WeightCost,
+}
+
+/// A convolution and its size.
+pub struct TimedConv<C> {
+    pub(super) inner: C,
+    pub(super) bytes: u64,
+    /// `[out, in, height, width]`.
+    pub(super) size: [usize; 4],
 }
 
 /// Such as `4608 × 3072`.

@@ -14,6 +14,7 @@ use kiln_tensor::{HostLinear, HostTensor, LoraDelta};
 
 use crate::{Backend, Residency, Result};
 use cost::{Cost, WeightCost, dims};
+pub use cost::{TimedConv, TimedWeight};
 
 /// A backend that measures the operations of another one. Results are those of the inner backend.
 ///
@@ -69,23 +70,6 @@ pub struct OpStats {
     pub flops: u64,
     /// Bytes of arguments, weights and results, each once.
     pub bytes: u64,
-}
-
-/// A weight and its cost.
-pub struct TimedWeight<W> {
-    inner: W,
-    /// Without LoRA deltas.
-    base: WeightCost,
-    /// With LoRA deltas.
-    total: WeightCost,
-}
-
-/// A convolution and its size.
-pub struct TimedConv<C> {
-    inner: C,
-    bytes: u64,
-    /// `[out, in, height, width]`.
-    size: [usize; 4],
 }
 
 impl OpTimer {

@@ -37,12 +37,6 @@ kernels! {
 /// Blocks of the first launch of a sum over all elements, at most.
 const MAX_BLOCKS: usize = 256;
 
-/// Blocks of a sum over `n` elements, and elements per block.
-fn sum_blocks(n: usize) -> (usize, usize) {
-    let blocks = n.div_ceil(8 * THREADS).clamp(1, MAX_BLOCKS);
-    (blocks, n.div_ceil(blocks))
-}
-
 /// Threads per row, eight elements each.
 fn row_threads(dim: usize) -> usize {
     dim.div_ceil(8).next_multiple_of(32).clamp(32, 1024)
@@ -208,7 +202,7 @@ pub(crate) fn squared_error(
     let (a, b) = (cast(cx, x, DType::F32)?, cast(cx, y, DType::F32)?);
     let dx = CudaTensor::new(cx, &shape, DType::F32)?;
     let n = shape.numel();
-    let (blocks, per_block) = sum_blocks(n);
+    let blocks = n.div_ceil(8 * THREADS).clamp(1, MAX_BLOCKS);
     let (partials, loss) = (cx.allocate(4 * blocks)?, CudaTensor::new(cx, [1, 1], DType::F32)?);
     let parameters = SquaredError {
         x: a.ptr(cx),
@@ -216,7 +210,7 @@ pub(crate) fn squared_error(
         dx: dx.ptr(cx),
         partials: partials.ptr(cx),
         n: n as i64,
-        per_block: per_block as i64,
+        per_block: n.div_ceil(blocks) as i64,
         scale,
     };
     cx.launch(SQUARED_ERROR, [blocks, 1], THREADS, 0, &parameters)?;

@@ -34,7 +34,7 @@ fn scaled(y: Vec<f64>, scale: f32, add: Option<&T>) -> Result<Vec<f64>> {
     plus(y.into_iter().map(|y| f64::from(scale) * y).collect(), add)
 }
 
-pub(in crate::reference) fn split_columns(x: &T, widths: &[usize]) -> Result<Vec<T>> {
+pub(crate) fn split_columns(x: &T, widths: &[usize]) -> Result<Vec<T>> {
     let shapes = shapes::split_columns(x, widths)?;
     let (x_values, cols) = (values(x)?, x.shape().last());
     let mut first = 0;
@@ -48,7 +48,7 @@ pub(in crate::reference) fn split_columns(x: &T, widths: &[usize]) -> Result<Vec
     Ok(parts)
 }
 
-pub(in crate::reference) fn linear_backward(dys: &[&T], w: &Linear, add: Option<&T>) -> Result<T> {
+pub(crate) fn linear_backward(dys: &[&T], w: &Linear, add: Option<&T>) -> Result<T> {
     let (size @ [out, cols], deltas) = w.size();
     let shape = shapes::linear_backward(dys, size, deltas, add)?;
     let dy = values(&movement::concat_columns(dys)?)?;
@@ -59,20 +59,20 @@ pub(in crate::reference) fn linear_backward(dys: &[&T], w: &Linear, add: Option<
     tensor(shape, dys[0].dtype(), plus(dx, add)?)
 }
 
-pub(in crate::reference) fn matmul_nt(x: &T, w: &T, scale: f32, add: Option<&T>) -> Result<T> {
+pub(crate) fn matmul_nt(x: &T, w: &T, scale: f32, add: Option<&T>) -> Result<T> {
     let shape = shapes::matmul_nt(x, w, add)?;
     let inner = x.shape().last();
     let y = product(&values(x)?, &transpose(&values(w)?, inner), inner, shape.last());
     tensor(shape, x.dtype(), scaled(y, scale, add)?)
 }
 
-pub(in crate::reference) fn matmul_nn(dy: &T, w: &T, scale: f32, add: Option<&T>) -> Result<T> {
+pub(crate) fn matmul_nn(dy: &T, w: &T, scale: f32, add: Option<&T>) -> Result<T> {
     let shape = shapes::matmul_nn(dy, w, add)?;
     let dx = product(&values(dy)?, &values(w)?, dy.shape().last(), shape.last());
     tensor(shape, dy.dtype(), scaled(dx, scale, add)?)
 }
 
-pub(in crate::reference) fn matmul_tn(dy: &T, x: &T, scale: f32, add: Option<&T>) -> Result<T> {
+pub(crate) fn matmul_tn(dy: &T, x: &T, scale: f32, add: Option<&T>) -> Result<T> {
     let shape = shapes::matmul_tn(dy, x, add)?;
     let rows = x.shape().rows();
     let dw = if rows == 0 {
@@ -83,7 +83,7 @@ pub(in crate::reference) fn matmul_tn(dy: &T, x: &T, scale: f32, add: Option<&T>
     tensor(shape, DType::F32, scaled(dw, scale, add)?)
 }
 
-pub(in crate::reference) fn row_norms(w: &Linear, updates: &[LowRank<'_, T>]) -> Result<T> {
+pub(crate) fn row_norms(w: &Linear, updates: &[LowRank<'_, T>]) -> Result<T> {
     let (size @ [_, cols], _) = w.size();
     let shape = shapes::row_norms(size, updates)?;
     let mut sum = w.weight_values();
@@ -96,7 +96,7 @@ pub(in crate::reference) fn row_norms(w: &Linear, updates: &[LowRank<'_, T>]) ->
     tensor(shape, DType::F32, sum.chunks(cols).map(norm).collect())
 }
 
-pub(in crate::reference) fn mix_rows(x: &T, a: &T, transposed: bool) -> Result<T> {
+pub(crate) fn mix_rows(x: &T, a: &T, transposed: bool) -> Result<T> {
     let (shape, [from, to]) = shapes::mix_rows(x, a, transposed)?;
     let a_values = values(a)?;
     let a = if transposed { transpose(&a_values, a.shape().last()) } else { a_values };
@@ -107,13 +107,7 @@ pub(in crate::reference) fn mix_rows(x: &T, a: &T, transposed: bool) -> Result<T
     tensor(shape, x.dtype(), y)
 }
 
-pub(in crate::reference) fn mix_rows_gradient(
-    dy: &T,
-    x: &T,
-    size: [usize; 2],
-    scale: f32,
-    add: Option<&T>,
-) -> Result<T> {
+pub(crate) fn mix_rows_gradient(dy: &T, x: &T, size: [usize; 2], scale: f32, add: Option<&T>) -> Result<T> {
     let shape = shapes::mix_rows_gradient(dy, x, size, add)?;
     let ([out, cols], dim) = (size, dy.shape().last());
     let mut da = vec![0.0; out * cols];
@@ -125,7 +119,7 @@ pub(in crate::reference) fn mix_rows_gradient(
     tensor(shape, DType::F32, scaled(da, scale, add)?)
 }
 
-pub(in crate::reference) fn column_dot(x: &T, y: &T, add: Option<&T>) -> Result<T> {
+pub(crate) fn column_dot(x: &T, y: &T, add: Option<&T>) -> Result<T> {
     let shape = shapes::column_dot(x, y, add)?;
     let mut sums = vec![0.0; shape.numel()];
     for (i, (x, y)) in values(x)?.into_iter().zip(values(y)?).enumerate() {
@@ -134,7 +128,7 @@ pub(in crate::reference) fn column_dot(x: &T, y: &T, add: Option<&T>) -> Result<
     tensor(shape, DType::F32, plus(sums, add)?)
 }
 
-pub(in crate::reference) fn dropout(x: &HostTensor, rate: f32, seed: u64) -> Result<T> {
+pub(crate) fn dropout(x: &HostTensor, rate: f32, seed: u64) -> Result<T> {
     let shape = shapes::dropout(x, rate)?;
     let factor = 1.0 / (1.0 - f64::from(rate));
     let kept = |(i, x)| if keeps(seed, i as u64, rate) { x * factor } else { 0.0 };

@@ -34,7 +34,7 @@ fn add_scaled(to: &mut [f64], factor: f64, x: &[f64]) {
     to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
 }
 
-pub(in crate::reference) fn attention_backward(
+pub(crate) fn attention_backward(
     dout: &[&T],
     q: &[&T],
     k: &[&T],

@@ -14,7 +14,7 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-pub(in crate::reference) fn ada_layer_norm_backward(
+pub(crate) fn ada_layer_norm_backward(
     dy: &T,
     x: &T,
     scale: &T,
@@ -37,7 +37,7 @@ pub(in crate::reference) fn ada_layer_norm_backward(
     tensor(shape, dy.dtype(), plus(dx, add)?)
 }
 
-pub(in crate::reference) fn norm_rope_backward(
+pub(crate) fn norm_rope_backward(
     dy: &T,
     x: &T,
     weight: Option<&T>,
@@ -72,7 +72,7 @@ pub(in crate::reference) fn norm_rope_backward(
     tensor(x.shape(), dy.dtype(), dx)
 }
 
-pub(in crate::reference) fn swiglu_backward(dy: &T, x: &T) -> Result<T> {
+pub(crate) fn swiglu_backward(dy: &T, x: &T) -> Result<T> {
     let shape = shapes::swiglu_backward(dy, x)?;
     let (dy_values, x_values, n) = (values(dy)?, values(x)?, dy.shape().last().max(1));
     let mut dx = Vec::with_capacity(shape.numel());
@@ -85,14 +85,14 @@ pub(in crate::reference) fn swiglu_backward(dy: &T, x: &T) -> Result<T> {
     tensor(shape, dy.dtype(), dx)
 }
 
-pub(in crate::reference) fn gate_rows(x: &T, gate: &T, groups: &RowGroups) -> Result<T> {
+pub(crate) fn gate_rows(x: &T, gate: &T, groups: &RowGroups) -> Result<T> {
     let shape = shapes::gate_rows(x, gate, groups)?;
     let (gate, dim) = (values(gate)?, shape.last());
     let gated = |(i, x): (usize, f64)| gate[groups.group_of(i / dim) * dim + i % dim] * x;
     tensor(shape, x.dtype(), values(x)?.into_iter().enumerate().map(gated).collect())
 }
 
-pub(in crate::reference) fn squared_error(x: &T, y: &T, scale: f32) -> Result<[T; 2]> {
+pub(crate) fn squared_error(x: &T, y: &T, scale: f32) -> Result<[T; 2]> {
     let shape = shapes::squared_error(x, y)?;
     let scale = f64::from(scale);
     let difference: Vec<f64> = values(x)?.into_iter().zip(values(y)?).map(|(x, y)| x - y).collect();
@@ -101,7 +101,7 @@ pub(in crate::reference) fn squared_error(x: &T, y: &T, scale: f32) -> Result<[T
     Ok([tensor([1, 1], DType::F32, vec![loss])?, tensor(shape, x.dtype(), dx)?])
 }
 
-pub(in crate::reference) fn sum_squares(xs: &[&T]) -> Result<T> {
+pub(crate) fn sum_squares(xs: &[&T]) -> Result<T> {
     shapes::sum_squares(xs)?;
     let mut sum = 0.0;
     for x in xs {

@@ -24,7 +24,7 @@ fn adamw_step(param: &mut [f64], grad: &[f64], m: &mut [f64], v: &mut [f64], ste
     }
 }
 
-pub(in crate::reference) fn adamw(tensors: &mut [AdamWTensor<'_, T>], step: &AdamWStep) -> Result<()> {
+pub(crate) fn adamw(tensors: &mut [AdamWTensor<'_, T>], step: &AdamWStep) -> Result<()> {
     shapes::adamw(tensors)?;
     for t in tensors {
         let (mut param, mut m, mut v) = (values(t.param)?, values(t.m)?, values(t.v)?);
@@ -36,12 +36,12 @@ pub(in crate::reference) fn adamw(tensors: &mut [AdamWTensor<'_, T>], step: &Ada
     Ok(())
 }
 
-pub(in crate::reference) fn upload_quantized(host: &Quantized8) -> Result<Quantized8> {
+pub(crate) fn upload_quantized(host: &Quantized8) -> Result<Quantized8> {
     shapes::upload_quantized(host)?;
     Ok(host.clone())
 }
 
-pub(in crate::reference) fn download_quantized(x: &Quantized8) -> Result<Quantized8> {
+pub(crate) fn download_quantized(x: &Quantized8) -> Result<Quantized8> {
     Ok(x.clone())
 }
 
@@ -50,7 +50,7 @@ fn dequantize(book: &CodeBook, state: &Quantized8) -> Vec<f64> {
     state.codes.iter().enumerate().map(value).collect()
 }
 
-pub(in crate::reference) fn adamw_8bit(
+pub(crate) fn adamw_8bit(
     tensors: &mut [QuantizedAdamWTensor<'_, T, Quantized8>],
     step: &AdamWStep,
 ) -> Result<()> {
@@ -69,10 +69,7 @@ pub(in crate::reference) fn adamw_8bit(
     Ok(())
 }
 
-pub(in crate::reference) fn prodigy_moments(
-    tensors: &mut [ProdigyTensor<'_, T>],
-    step: &ProdigyStep,
-) -> Result<T> {
+pub(crate) fn prodigy_moments(tensors: &mut [ProdigyTensor<'_, T>], step: &ProdigyStep) -> Result<T> {
     shapes::prodigy(tensors)?;
     let [beta1, beta2, beta3] = step.betas.map(f64::from);
     let (d, s_factor) = (f64::from(step.d), f64::from(step.s_factor));
@@ -95,7 +92,7 @@ pub(in crate::reference) fn prodigy_moments(
     tensor([1, 2], DType::F32, vec![numerator, denominator])
 }
 
-pub(in crate::reference) fn prodigy_update(
+pub(crate) fn prodigy_update(
     tensors: &mut [ProdigyTensor<'_, T>],
     lr: f32,
     decay: f32,
