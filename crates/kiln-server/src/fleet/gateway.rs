@@ -20,6 +20,7 @@ use super::mirror;
 use super::objects::Objects;
 use super::reconcile::Reconciler;
 use super::replica::Replica;
+use super::watching;
 use crate::jobs::intake::Intake;
 use crate::jobs::job::{FleetPart, Job, JobState};
 use crate::jobs::live::LiveJob;
@@ -130,7 +131,7 @@ impl Gateway {
         let (sequence, submission) = (self.clock.next(&gateway), hex(random_bytes::<8>()));
         let fleet = FleetPart { model, hash, gateway, sequence, submission, ..FleetPart::default() };
         let record = Job { fleet, ..Job::clone(live) };
-        mirror::connect(live, &self.link);
+        watching::connect(live, &self.link);
         // The job is accepted once its record is there. Only its gateway creates it: whoever finds another one has repeated
         // a request.
         let revision = match self.link.wait(self.link.create(&Job::record_key(&record.id), &record))? {

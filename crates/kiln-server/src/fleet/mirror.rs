@@ -1,11 +1,10 @@
-//! What a gateway shows: records become database rows and jobs in its queue, messages of workers become progress.
+//! What a gateway shows: records become database rows and jobs in its queue.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use async_nats::jetstream::kv::Entry;
 use bytes::Bytes;
-use futures_util::StreamExt;
 use kiln_base::lock;
 use kiln_engine::Progress;
 use serde::de::DeserializeOwned;
@@ -13,17 +12,16 @@ use serde::de::DeserializeOwned;
 use super::announce::NodeModel;
 use super::bucket::is_present;
 use super::catalogue::FleetCatalogue;
-use super::changes::cancel;
 use super::link::Link;
-use super::messages::ProgressMessage;
 use super::records::{ImageRecord, InputRecord, MarkRecord};
 use super::replica::{Follower, Replica};
+use super::watching::{self, connect};
 use crate::Server;
 use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::job::{Job, JobState};
-use crate::jobs::live::{LiveJob, Preview, SavedImage, WatchRequest};
+use crate::jobs::live::{LiveJob, SavedImage};
 use crate::jobs::sessions::Session;
-use crate::jobs::store::{FileKind, PlotRow, StoreError};
+use crate::jobs::store::{FileKind, ImageRow, PlotRow, StoreError};
 
 /// Most unknown jobs whose images are kept.
 const MAX_EARLY: usize = 100_000;
@@ -42,66 +40,7 @@ pub(super) fn start(
         early: Mutex::default(),
     };
     link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), mirror));
-    for kind in ["progress", "preview"] {
-        let (client, subject, server) = (link.client.clone(), link.subject(kind, "*"), server.downgrade());
-        link.handle().spawn(async move {
-            let Ok(mut messages) = client.subscribe(subject).await else { return };
-            while let Some(message) = messages.next().await {
-                let Some(server) = server.upgrade() else { return };
-                let id = message.subject.rsplit('.').next().unwrap_or_default();
-                let Some(live) = server.live(id) else { continue };
-                match kind {
-                    "progress" => show_progress(&live, &message.payload),
-                    _ => show_preview(&server, &live, &message),
-                }
-            }
-        });
-    }
-}
-
-/// Tells a job's worker what its watchers ask for: previews, or a stop at the next one.
-pub(super) fn connect(live: &LiveJob, link: &Arc<Link>) {
-    let (id, link) = (live.id.clone(), Arc::downgrade(link));
-    live.set_remote(move |watch_request| {
-        let Some(link) = link.upgrade() else { return };
-        let id = id.clone();
-        link.handle().clone().spawn(async move {
-            match watch_request {
-                WatchRequest::Previews => {
-                    drop(link.client.publish(link.subject("watch", &id), Bytes::new()).await)
-                }
-                WatchRequest::StopAtPreview => cancel(&link, &id, true).await,
-            }
-        });
-    });
-}
-
-fn show_progress(live: &LiveJob, payload: &[u8]) {
-    let Ok(message) = serde_json::from_slice::<ProgressMessage>(payload) else { return };
-    let fraction = message.progress.fraction;
-    let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 0.0 };
-    let progress = Progress { fraction, ..message.progress };
-    if live.state().is_final() {
-        return;
-    }
-    live.change(|s| {
-        (s.progress, s.time_left, s.notes) = (progress, message.time_left, message.notes);
-    });
-}
-
-fn show_preview(server: &Server, live: &LiveJob, message: &async_nats::Message) {
-    /// Most bytes of a preview, which has an eighth of the image's width and height.
-    const MAX: usize = 4 << 20;
-    if server.config.check.is_some() || message.payload.len() > MAX || live.state().is_final() {
-        return;
-    }
-    let number = message.headers.as_ref().and_then(|headers| headers.get("number"));
-    let number = number.and_then(|number| number.as_str().parse().ok()).unwrap_or(1);
-    // Before it is decoded: a small file may unpack to a large image.
-    let small = kiln_image::decoding_bytes("preview", &message.payload).is_ok_and(|bytes| bytes < 64 << 20);
-    if small && let Ok(image) = kiln_image::from_bytes("preview", &message.payload) {
-        live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
-    }
+    watching::follow(server, link);
 }
 
 struct Mirror {
@@ -164,7 +103,7 @@ impl Mirror {
             }
             "image" if !present => store.drop_image(name)?,
             "image" => {
-                let Some(image) = read::<ImageRecord>(entry).filter(|image| image.id == name) else {
+                let Some(image) = read::<ImageRecord>(entry).filter(|image| image.row.id == name) else {
                     return Ok(());
                 };
                 return self.show_image(&server, image, entry.revision);
@@ -201,24 +140,24 @@ impl Mirror {
     }
 
     fn show_image(&self, server: &Server, image: ImageRecord, revision: u64) -> Result<(), StoreError> {
-        let Some(job) = server.store.job(&image.job)? else {
+        let Some(job) = server.store.job(&image.row.job)? else {
             let mut early = lock(&self.early);
             if early.len() < MAX_EARLY {
-                early.entry(image.job.clone()).or_default().push((image, revision));
+                early.entry(image.row.job.clone()).or_default().push((image, revision));
             }
             return Ok(());
         };
-        let is_own = image.id == format!("{}-{}", image.job, image.number)
-            && u64::from(image.number) < job.request.image_count() as u64;
+        let row = ImageRow { request: job.request, ..image.row };
+        let is_own = row.id == format!("{}-{}", row.job, row.number)
+            && u64::from(row.number) < row.request.image_count() as u64;
         if !is_own {
             tracing::error!(
-                image = image.id,
+                image = row.id,
                 worker = image.worker,
                 "ignoring an image that its job did not ask for"
             );
             return Ok(());
         }
-        let row = image.row(&job.request);
         server.store.insert_image(&row, Some(i64::try_from(revision).unwrap_or(i64::MAX)))?;
         if let Some(live) = server.live(&row.job) {
             live.change(|s| {

@@ -78,6 +78,7 @@ mod recover;
 mod replica;
 mod rules;
 mod tickets;
+mod watching;
 mod withdrawn;
 mod worker;
 mod worker_ledger;

@@ -54,63 +54,36 @@ impl Job {
 /// An image, in `image.ID`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
-    pub(crate) id: String,
-    pub(crate) job: String,
-    pub(crate) number: u32,
-    pub(crate) created: i64,
-    pub(crate) width: u32,
-    pub(crate) height: u32,
-    pub(crate) seed: Option<String>,
-    /// The SHA-256 of its file, and the extension.
-    pub(crate) file: String,
-    pub(crate) bytes: u64,
-    pub(crate) prompt: String,
-    pub(crate) model: String,
-    pub(crate) recipe: String,
+    #[serde(flatten, with = "RecordedRow")]
+    pub(crate) row: ImageRow,
     /// Who generated it, and the ticket that it was generated with.
     pub(crate) worker: String,
     pub(crate) ticket: u64,
 }
 
-impl ImageRecord {
-    pub(crate) fn new(row: &ImageRow, worker: &str, ticket: u64) -> ImageRecord {
-        ImageRecord {
-            id: row.id.clone(),
-            job: row.job.clone(),
-            number: row.number,
-            created: row.created,
-            width: row.width,
-            height: row.height,
-            seed: row.seed.clone(),
-            file: row.file.clone(),
-            bytes: row.bytes,
-            prompt: row.prompt.clone(),
-            model: row.model.clone(),
-            recipe: row.recipe.clone(),
-            worker: worker.to_owned(),
-            ticket,
-        }
-    }
-
-    pub(crate) fn row(self, request: &Request) -> ImageRow {
-        ImageRow {
-            id: self.id,
-            job: self.job,
-            number: self.number,
-            created: self.created,
-            width: self.width,
-            height: self.height,
-            seed: self.seed,
-            file: self.file,
-            bytes: self.bytes,
-            prompt: self.prompt,
-            model: self.model,
-            request: request.clone(),
-            recipe: self.recipe,
-            favourite: false,
-            trashed: None,
-        }
-    }
+/// What the record of an image has of its row: the request is in the record of its job, the marks are in one of their own.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ImageRow")]
+struct RecordedRow {
+    id: String,
+    job: String,
+    number: u32,
+    created: i64,
+    width: u32,
+    height: u32,
+    seed: Option<String>,
+    /// The SHA-256 of its file, and the extension.
+    file: String,
+    bytes: u64,
+    prompt: String,
+    model: String,
+    #[serde(skip)]
+    request: Request,
+    recipe: String,
+    #[serde(skip)]
+    favourite: bool,
+    #[serde(skip)]
+    trashed: Option<i64>,
 }
 
 /// The marks of an image, in `mark.ID`.

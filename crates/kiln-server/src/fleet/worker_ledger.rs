@@ -62,9 +62,9 @@ impl Attempting for Arc<WorkerLedger> {
 
     fn load_failed(&self, reason: &str) {
         let attempts = lock(&self.attempts).as_ref().and_then(WeakAttempts::upgrade);
-        let models = attempts.map(|attempts| attempts.catalogue.models()).unwrap_or_default();
-        let default = models.into_iter().find(|model| model.default);
-        default.into_iter().for_each(|model| self.withdraw(&model.name, reason));
+        if let Some(model) = attempts.and_then(|attempts| attempts.catalogue.default_model()) {
+            self.withdraw(&model, reason);
+        }
     }
 
     fn generating(&self, id: &str) {
@@ -89,8 +89,8 @@ impl Attempting for Arc<WorkerLedger> {
     fn save_image(&self, image: &ImageRow) -> Result<()> {
         let ticket = lock(&self.tickets.held).get(&image.job).map(|held| held.ticket);
         let Some(ticket) = ticket else { return Err(StoreError::Queue("another worker has the job".into())) };
-        let record = ImageRecord::new(image, &self.tickets.link.id, ticket.sequence);
         let link = &self.tickets.link;
+        let record = ImageRecord { row: image.clone(), worker: link.id.clone(), ticket: ticket.sequence };
         link.wait(link.put(&format!("image.{}", image.id), &record))?;
         Ok(())
     }

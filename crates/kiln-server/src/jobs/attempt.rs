@@ -50,12 +50,11 @@ struct AttemptState {
 
 impl JobAttempt {
     pub(crate) fn new(attempts: &Attempts, live: &Arc<LiveJob>) -> Arc<JobAttempt> {
-        let default = || attempts.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
         let named = live.request.model.as_deref().map(|model| name(model).to_owned());
         Arc::new(JobAttempt {
             attempts: attempts.clone(),
             live: Arc::clone(live),
-            model: named.or_else(default).unwrap_or_default(),
+            model: named.or_else(|| attempts.catalogue.default_model()).unwrap_or_default(),
             state: Mutex::new(AttemptState {
                 started: Instant::now(),
                 group_size: 1,

@@ -158,6 +158,12 @@ impl JobError {
         JobError::new(ErrorCode::Cancelled, "cancelled")
     }
 
+    /// There is no such thing. Its name comes from the client: only the beginning is repeated.
+    pub(crate) fn not_found(code: ErrorCode, what: &str, name: &str) -> JobError {
+        let name: String = name.chars().take(80).collect();
+        JobError::new(code, format!("{what} `{name}` not found"))
+    }
+
     /// An error that is stored with its code. One that this version does not know becomes a general one of its kind; records
     /// of earlier versions have no kind.
     pub(crate) fn stored(code: &str, kind: Option<&str>, message: String) -> JobError {

@@ -80,13 +80,20 @@ pub trait Catalogue: Send + Sync {
     /// All models.
     fn models(&self) -> Vec<ModelInfo>;
 
+    /// The name of the model that is used when a request names none.
+    fn default_model(&self) -> Option<String> {
+        self.models().into_iter().find(|model| model.default).map(|model| model.name)
+    }
+
+    /// The model of a request, which is the default one if it names none.
+    fn model_of(&self, request: &Request) -> Option<ModelInfo> {
+        let named = request.model.as_deref().map(name);
+        self.models().into_iter().find(|model| named.map_or(model.default, |name| model.name == name))
+    }
+
     /// The unit of the sizes that a request's model generates.
     fn unit(&self, request: &Request) -> u32 {
-        let named = request.model.as_deref().map(name);
-        let mut models = self.models().into_iter();
-        models
-            .find(|model| named.map_or(model.default, |name| model.name == name))
-            .map_or(1, |model| model.unit)
+        self.model_of(request).map_or(1, |model| model.unit)
     }
 
     /// The names of all LoRAs.

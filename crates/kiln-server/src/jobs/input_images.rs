@@ -82,11 +82,8 @@ impl Intake {
         caller: &Caller,
     ) -> Result<u64, JobError> {
         let source = name(&file.path);
-        let missing = |what: &str| {
-            // The name comes from the client: limit its length.
-            let name: String = source.chars().take(80).collect();
-            JobError::new(ErrorCode::InputNotFound, format!("{role}: {what} `{name}` not found"))
-        };
+        let missing =
+            |what: &str| JobError::not_found(ErrorCode::InputNotFound, &format!("{role}: {what}"), source);
         let input = if source.starts_with(INPUT_PREFIX) {
             let path = self.input_path(source, caller)?;
             path.ok_or_else(|| missing("input"))?;

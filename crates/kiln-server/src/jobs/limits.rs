@@ -229,10 +229,10 @@ fn check_known(
     if known.iter().any(|known| known == name) {
         return Ok(());
     }
-    // The name comes from the client: limit its length.
-    let name: String = name.chars().take(80).collect();
     let available = if known.is_empty() { "none".into() } else { known.join(", ") };
-    Err(JobError::new(code, format!("{what} `{name}` not found; available: {available}")).param(param))
+    let mut error = JobError::not_found(code, what, name).param(param);
+    error.message += &format!("; available: {available}");
+    Err(error)
 }
 
 #[cfg(test)]

@@ -11,10 +11,8 @@ const MAX_INIT_PIXELS: u64 = 1 << 20;
 impl Jobs {
     /// Estimated work: pixels times steps, in millions.
     pub(crate) fn cost(&self, request: &Request) -> f64 {
-        let models = self.catalogue.models();
-        let named = request.model.as_deref().map(name);
-        let model = models.iter().find(|m| named.map_or(m.default, |named| *named == m.name));
-        let (size, steps) = model.map_or((1024, 4), |m| (m.size, m.steps));
+        let model = self.catalogue.model_of(request);
+        let (size, steps) = model.map_or((1024, 4), |model| (model.size, model.steps));
         let init = request.init.as_ref().filter(|_| request.width.or(request.height).is_none());
         let init = init.and_then(|init| self.input_pixels(name(&init.path), "init").ok());
         let pixels = match (request.upscale, init) {

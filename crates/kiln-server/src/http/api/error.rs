@@ -66,8 +66,7 @@ impl ApiError {
     }
 
     pub(crate) fn not_found(what: &str, id: &str) -> ApiError {
-        let id: String = id.chars().take(80).collect();
-        ApiError::new(ErrorCode::NotFound, format!("{what} `{id}` not found"))
+        JobError::not_found(ErrorCode::NotFound, what, id).into()
     }
 
     /// An error of a job under the code that OpenAI's clients know, where it has one.

@@ -15,7 +15,7 @@ use super::multipart::Form;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::jobs::Jobs;
-use crate::jobs::error::ErrorCode;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::generator::ModelInfo;
 
 /// OpenAI's fields that Kiln's request lacks or defines differently.
@@ -327,10 +327,7 @@ pub(crate) async fn models(State(jobs): State<Jobs>) -> Response {
 )))]
 pub(crate) async fn model(State(jobs): State<Jobs>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let found = ModelEntry::all(&jobs).into_iter().find(|model| model.id == id);
-    let missing = || {
-        let id: String = id.chars().take(80).collect();
-        ApiError::new(ErrorCode::ModelNotFound, format!("model `{id}` not found")).param("model")
-    };
+    let missing = || JobError::not_found(ErrorCode::ModelNotFound, "model", &id).param("model");
     Ok(json(StatusCode::OK, &found.ok_or_else(missing)?))
 }
 

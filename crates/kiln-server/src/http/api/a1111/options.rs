@@ -14,9 +14,7 @@ use crate::http::api::{Caller, json};
 
 /// The model of requests that name none.
 fn current_model(server: &Server, caller: &Caller) -> String {
-    let chosen = server.a1111.of(caller).model;
-    let default = || server.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
-    chosen.or_else(default).unwrap_or_default()
+    server.a1111.of(caller).model.or_else(|| server.catalogue.default_model()).unwrap_or_default()
 }
 
 /// Returns the supported options.
