@@ -25,7 +25,7 @@ def without_tests(text):
     """The text without comments, strings' contents and test modules."""
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text)
-    while match := re.search(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?(?:mod|impl|fn|use)[^{;]*", text):
+    while match := re.search(r"#\[cfg\((?:all\()?test\b[^\]]*\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?(?:mod|impl|fn|use)[^{;]*", text):
         end = match.end()
         if end < len(text) and text[end] == "{":
             depth = 0
@@ -134,7 +134,7 @@ class Crate:
                 for path, alias, public in self.uses[module]
                 if not public or re.search(rf"\b{re.escape(alias)}\b", body)
             ]
-            for path in re.findall(r"\b(?:crate|super|self)(?:::\w+)+", body):
+            for path in re.findall(r"(?<![\w:])\w+(?:::\w+)+", body):
                 if (path := self.absolute(module, path.split("::"))) is not None:
                     named.append(path)
             targets = {self.file_of(path) for path in named} - {module, ()}

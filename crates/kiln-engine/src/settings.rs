@@ -33,6 +33,8 @@ pub struct Settings {
 impl Settings {
     /// The largest number of CPU threads that makes sense; more is a mistake.
     pub const MAX_THREADS: usize = 1024;
+    /// Images that are generated together where that is faster; more gain nothing.
+    pub const MAX_BATCH: usize = 4;
 }
 
 /// Where to compute.

@@ -17,8 +17,6 @@ use crate::status::{Failure, KilnStatus, guard, guard_blocking};
 
 pub(crate) static MODELS: Table<LoadedModel> = Table::new("kiln_model");
 
-/// Images that are generated together where that is faster; more gain nothing.
-const MAX_BATCH: usize = 4;
 /// How often a call that waits for another one looks whether it is cancelled.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -223,6 +221,6 @@ fn open(name: Option<&str>, options: OpenOptions) -> Result<LoadedModel, Failure
         kernel_cache: user_cache::folder().map(|folder| folder.join("cuda")),
         ..options.settings
     };
-    let session = Session::new(settings, options.max_batch.unwrap_or(MAX_BATCH));
+    let session = Session::new(settings, options.max_batch.unwrap_or(Settings::MAX_BATCH));
     Ok(LoadedModel { model, session, busy: Mutex::new(false), free: Condvar::new() })
 }

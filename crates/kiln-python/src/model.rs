@@ -18,9 +18,6 @@ use crate::job::{Job, describe};
 use crate::sink::Subscriptions;
 use crate::{settings, wait};
 
-/// Images per batch, as on the command line.
-const MAX_BATCH: usize = 4;
-
 /// A model and the device it runs on. Its weights are loaded on first use.
 #[pyclass(frozen, module = "kiln._kiln")]
 pub(crate) struct Model {
@@ -46,7 +43,7 @@ impl State {
     ) -> PyResult<State> {
         let open = || ModelFolders::from_env().resolve(Some(name))?.open_with(components);
         let model = py.detach(open).map_err(|error| errors::explained(py, &error))?;
-        let session = Arc::new(Session::new(settings.clone(), MAX_BATCH));
+        let session = Arc::new(Session::new(settings.clone(), Settings::MAX_BATCH));
         Ok(State { process: std::process::id(), model: Arc::new(model), session })
     }
 }

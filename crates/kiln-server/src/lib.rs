@@ -13,8 +13,9 @@
 //! ```
 //!
 //! ```no_run
+//! # use std::sync::Arc;
 //! # use kiln_server::{Catalogue, Config, Generator, Server, serve};
-//! # async fn start(catalogue: Box<dyn Catalogue>, generator: impl Generator) -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn start(catalogue: Arc<dyn Catalogue>, generator: impl Generator) -> Result<(), Box<dyn std::error::Error>> {
 //! let server = Server::open(Config::new("data"), catalogue)?;
 //! let generating = server.generate_with(generator)?;
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:7860").await?;

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock};
 
-use crate::error::CliError;
-
 /// The number of SIGINT, which Ctrl-C sends.
 const INTERRUPT: i32 = 2;
 
@@ -48,11 +46,12 @@ impl CancelFlag {
         self.0.polled.store(true, SeqCst);
     }
 
-    /// Runs something that may block for ever, such as writing to a pipe, and can't poll the flag meanwhile.
-    pub fn while_blocked<T>(&self, block: impl FnOnce() -> Result<T, CliError>) -> Result<T, CliError> {
+    /// Runs something that may block for ever, such as writing to a pipe, and can't poll the flag meanwhile. `None` if the
+    /// flag is set already.
+    pub fn while_blocked<T>(&self, block: impl FnOnce() -> T) -> Option<T> {
         let polled = self.0.polled.swap(false, SeqCst);
         // The flag comes first: a signal after it ends the process.
-        let result = if self.is_set() { Err(CliError::cancelled()) } else { block() };
+        let result = (!self.is_set()).then(block);
         self.0.polled.store(polled, SeqCst);
         result
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::args::{ConfigArgs, ConfigCommand};
 use crate::error::CliError;
 use crate::output;
-use crate::settings::{self, KEYS, Key, Place, ServeOption};
+use crate::settings::edit::{self, Place};
+use crate::settings::{self, KEYS, Key, ServeOption};
 use kiln_catalog::properties::Properties;
 
 pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
@@ -23,19 +24,19 @@ pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
                     option.map_or(String::new(), |option| option.values.join(","))
                 }
             };
-            crate::print(format!("{text}\n").as_bytes())
+            crate::output::print(format!("{text}\n").as_bytes())
         }
         ConfigCommand::Set { key, value } => {
             let place = Place::find(key)?;
-            let text = settings::set(&settings::read_text(&file)?, &file, &place, &absolute(value))?;
+            let text = edit::set(&settings::read_text(&file)?, &file, &place, &absolute(value))?;
             write(&file, &text)
         }
         ConfigCommand::Unset { key } => {
             let text = settings::read_text(&file)?;
-            let new = settings::unset(&text, &file, &Place::in_file(key, &text, &file)?)?;
+            let new = edit::unset(&text, &file, &Place::in_file(key, &text, &file)?)?;
             if new == text { Ok(()) } else { write(&file, &new) }
         }
-        ConfigCommand::Path => crate::print(format!("{}\n", file.display()).as_bytes()),
+        ConfigCommand::Path => crate::output::print(format!("{}\n", file.display()).as_bytes()),
     }
 }
 
@@ -82,7 +83,7 @@ fn list(file: &Path, json: bool) -> Result<(), CliError> {
         properties.with_group(name, Properties::default().with("value", text).with("source", "file"))
     });
     if json {
-        return crate::print(properties.to_json().as_bytes());
+        return crate::output::print(properties.to_json().as_bytes());
     }
     let effective: Vec<Effective> = KEYS.iter().map(|key| Effective::of(key, &values)).collect();
     let width = effective.iter().map(|value| value.text.chars().count()).max().unwrap_or(0);
@@ -94,7 +95,7 @@ fn list(file: &Path, json: bool) -> Result<(), CliError> {
         .iter()
         .map(|(name, text)| format!("{name:13}  {text:width$}  {:10}  option of `kiln serve`\n", "file"));
     let lines: String = KEYS.iter().zip(&effective).map(line).chain(of_server).collect();
-    crate::print(lines.as_bytes())
+    crate::output::print(lines.as_bytes())
 }
 
 /// A relative path that exists becomes absolute: the file means the same in every folder.

@@ -40,5 +40,5 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     }
     let properties = report_properties(&args.out, &report, None);
     let text = if args.json { properties.to_json() } else { properties.to_text() };
-    if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
+    if args.quiet { Ok(()) } else { crate::output::print(text.as_bytes()) }
 }

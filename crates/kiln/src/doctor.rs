@@ -3,19 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use kiln_catalog::user_cache;
 use kiln_engine::Isa;
 use kiln_engine::machine::{Cpu, Memory};
 
 use crate::args::DoctorArgs;
 use crate::error::CliError;
 use crate::values::bytes;
-use crate::{cache, models, output, preview, settings};
+use crate::{models, output, preview, settings};
 use kiln_catalog::properties::Properties;
 
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     let report = report();
     let text = if args.json { report.to_json() } else { report.to_text() };
-    crate::print(text.as_bytes())
+    crate::output::print(text.as_bytes())
 }
 
 fn report() -> Properties {
@@ -92,7 +93,7 @@ fn folders() -> Properties {
         .with("temporary", folder(&std::env::temp_dir()))
         .with("settings", settings::file().map(|file| settings_file(&file)))
         .with("models", models::folders().paths().iter().map(|path| folder(path)).collect::<Vec<_>>())
-        .with("cache", cache::folder().map(|path| folder(&path)))
+        .with("cache", user_cache::folder().map(|path| folder(&path)))
 }
 
 /// The settings file, and the keys that it sets.
@@ -109,7 +110,7 @@ fn settings_file(file: &Path) -> String {
 
 /// Describes the cache of encoded texts.
 fn text_cache() -> Properties {
-    let texts = match cache::texts() {
+    let texts = match user_cache::texts() {
         Ok(Some(texts)) => texts,
         Ok(None) => return Properties::default().with("texts", "no cache folder"),
         Err(error) => return Properties::default().with("problem", error.to_string()),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use kiln_base::printable;
 use kiln_engine::Explain;
 
-use crate::{cancel, hints, options};
+use crate::{cancel, options};
 
 /// The kind of an error, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl CliError {
 
     /// Adds a general hint, unless there is one already: no error leaves the user without the next step.
     pub fn or_general_hint(mut self) -> CliError {
-        self.hint = self.hint.take().or_else(|| hints::general(&self));
+        self.hint = self.hint.take().or_else(|| general_hint(&self));
         self
     }
 
@@ -113,9 +113,42 @@ impl<E: Explain> From<E> for CliError {
             hint: error
                 .hint()
                 .and_then(|hint| hint.say(&options::name))
-                .or_else(|| hints::of_kind(error.kind())),
+                .or_else(|| hint_of_kind(error.kind())),
         }
     }
+}
+
+/// What to do about an error for which nothing more specific is known; `None` if it is none.
+fn general_hint(error: &CliError) -> Option<String> {
+    let starts = |words: &[&str]| words.iter().any(|word| error.message.starts_with(word));
+    let hint = match error.kind {
+        ErrorKind::Cancelled | ErrorKind::Refused => return None,
+        ErrorKind::Usage => "`kiln --help` lists the commands, `kiln COMMAND --help` the options of one",
+        ErrorKind::Failed if starts(&["can't write", "can't create", "can't save"]) => {
+            "check that the disk is not full and that the folder is writable"
+        }
+        ErrorKind::Failed if starts(&["can't read", "can't open", "can't map", "can't list"]) => {
+            "check that the file exists and is readable"
+        }
+        ErrorKind::Failed if starts(&["can't start"]) => {
+            "check the limits on threads and memory (`ulimit -a`)"
+        }
+        ErrorKind::Failed => {
+            "if it happens again, report it with the command and with what `kiln doctor` prints"
+        }
+    };
+    Some(hint.into())
+}
+
+/// What to do about an error of the libraries that has no hint of its own.
+fn hint_of_kind(kind: kiln_engine::ErrorKind) -> Option<String> {
+    use kiln_engine::ErrorKind::{Device, Request, Value};
+    let hint = match kind {
+        Value | Request => "`kiln COMMAND --help` describes the values of every option",
+        Device => "`kiln doctor` shows the devices of this machine",
+        _ => return None,
+    };
+    Some(hint.into())
 }
 
 /// Adds context to an error: what the program was doing.

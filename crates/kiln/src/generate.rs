@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
-use kiln_catalog::ModelLocation;
+use kiln_catalog::{ModelLocation, user_cache};
 use kiln_engine::{
     BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
 };
@@ -17,7 +17,7 @@ use kiln_filters::{ImageCheck, Refusal};
 use kiln_image::{Format, RgbImage};
 use kiln_tensor::{DType, HostTensor};
 
-use crate::args::GenerateArgs;
+use crate::args::{GenerateArgs, UpscaleArgs};
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext, ErrorKind};
 use crate::hub::offer::OfferOptions;
@@ -25,14 +25,10 @@ use crate::output::{self, ImageName, Output, SaveOptions};
 use crate::preview::Screen;
 use crate::progress::{ProgressEvent, Reporter};
 use crate::upsample::Upsampling;
-use crate::{cache, hub, models, settings};
+use crate::{hub, models, settings};
 use prompts::PromptFile;
 use size::SizeOptions;
-pub use size::{Aspect, parse_size};
-pub use upscale::run as run_upscale;
 
-/// Largest batch of images generated together where that is faster; larger batches gain nothing more.
-pub const MAX_BATCH: usize = 4;
 /// More steps than anyone needs: probably a seed.
 const MANY_STEPS: u32 = 200;
 
@@ -54,6 +50,11 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
         reporter.fail(&error);
         error
     })
+}
+
+/// Runs `kiln upscale`. A returned error is already reported.
+pub fn run_upscale(args: UpscaleArgs) -> Result<(), CliError> {
+    run(upscale::generate_args(args))
 }
 
 /// Planned requests with their device and the destination of their images.
@@ -162,7 +163,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         rewrite_prompts(&upsampling, &mut requests, temperature, &engine_settings, reporter, cancel)?;
         plans = plan_requests(&model, &requests)?;
     }
-    engine_settings.text_cache = if args.no_cache { None } else { cache::texts()? };
+    engine_settings.text_cache = if args.no_cache { None } else { user_cache::texts()? };
     let largest = plans.iter().max_by_key(|plan| plan.memory_estimate(DType::F32).peak());
     let setup = Setup::new(&model, &engine_settings, largest.map(|plan| &**plan))?;
     setup.notes().iter().for_each(|note| reporter.note(note));
@@ -320,7 +321,7 @@ fn run_plan(
     engine.set_loras(&plan.loras, plan.lora_partial)?;
     engine.prepare(plan, &**sink)?;
     sink.shared.state().reporter.end_phase();
-    let limit = BatchLimit { images: MAX_BATCH, rows: None, memory: engine.free_memory() };
+    let limit = BatchLimit { images: Settings::MAX_BATCH, rows: None, memory: engine.free_memory() };
     let sink: Arc<dyn Sink> = sink.clone();
     engine.generate(&[Task { plan: Arc::clone(plan), sink }], &limit);
     engine.finish();
@@ -440,7 +441,9 @@ impl FileSink {
         let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
         let write = || output.write(&done.image, recipe, &name, options);
-        let path = if output.may_block() { self.shared.cancel.while_blocked(write)? } else { write()? };
+        let written =
+            if output.may_block() { self.shared.cancel.while_blocked(write) } else { Some(write()) };
+        let path = written.unwrap_or_else(|| Err(CliError::cancelled()))?;
         let file = path.display().to_string();
         let mut state = self.shared.state();
         state.reporter.end_phase();

@@ -9,6 +9,6 @@ pub fn run(args: &InfoArgs) -> Result<(), CliError> {
     let description = describe(&args.path)?;
     let properties = &description.properties;
     let text = if args.json { properties.to_json() } else { properties.to_text() };
-    crate::print(text.as_bytes())?;
+    crate::output::print(text.as_bytes())?;
     description.problem.map_or(Ok(()), |problem| Err(problem.into()))
 }

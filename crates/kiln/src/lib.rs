@@ -13,10 +13,7 @@ mod convert;
 mod doctor;
 mod error;
 mod export;
-#[cfg(feature = "fleet")]
-mod fleet;
 mod generate;
-mod hints;
 mod hub;
 mod info;
 mod man;
@@ -26,7 +23,7 @@ mod output;
 mod preview;
 mod progress;
 mod quantize;
-#[cfg(feature = "serve")]
+#[cfg_attr(not(feature = "serve"), path = "no_serve.rs")]
 mod serve;
 mod settings;
 mod terminal;
@@ -34,8 +31,6 @@ mod train;
 mod upsample;
 mod values;
 
-use kiln_catalog::user_cache as cache;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -59,14 +54,12 @@ fn parse(given: &ArgMatches) -> Cli {
 fn load_settings(command: &Command) -> Result<(), CliError> {
     match command {
         Command::Config(_) | Command::Completions { .. } | Command::Man { .. } => Ok(()),
-        #[cfg(feature = "serve")]
-        Command::Serve(args) => settings::load(args.config.as_deref()),
+        Command::Serve(command) => settings::load(command.config()),
         _ => settings::load(None),
     }
 }
 
 /// The command, with the options of the settings file's table `[serve]` if it is `serve`.
-#[cfg(feature = "serve")]
 fn with_settings(command: Command, given: &ArgMatches) -> Command {
     let Some(("serve", of_serve)) = given.subcommand() else { return command };
     let more = settings::missing_arguments(&settings::get().serve, of_serve);
@@ -74,11 +67,6 @@ fn with_settings(command: Command, given: &ArgMatches) -> Command {
     let given = std::env::args_os().skip(2);
     let all = ["kiln".into(), "serve".into()].into_iter().chain(more).chain(given);
     parse(&Cli::parser().get_matches_from(all)).command
-}
-
-#[cfg(not(feature = "serve"))]
-fn with_settings(command: Command, _: &ArgMatches) -> Command {
-    command
 }
 
 /// Runs a command. A returned error is already reported.
@@ -95,19 +83,12 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Info(args) => report(info::run(&args)),
         Command::Config(args) => report(config::run(&args)),
         Command::Doctor(args) => report(doctor::run(&args)),
-        Command::Bench(args) => report(bench::run(&args)),
-        #[cfg(feature = "serve")]
-        Command::Serve(args) => report(serve::run(*args)),
-        #[cfg(feature = "fleet")]
-        Command::Worker(args) => report(fleet::run_worker(*args)),
-        #[cfg(feature = "fleet")]
-        Command::Queue(args) => report(fleet::queue::run(&args)),
-        #[cfg(feature = "fleet")]
-        Command::Workers(args) => report(fleet::queue::run_workers(&args)),
+        Command::Bench(args) => report(serve::bench(&args).unwrap_or_else(|| bench::run(&args))),
+        Command::Serve(command) => report(serve::run(command)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);
-            report(print(&script))
+            report(output::print(&script))
         }
         Command::Man { folder } => report(man::run(&folder)),
     }
@@ -120,13 +101,4 @@ fn report(result: Result<(), CliError>) -> Result<(), CliError> {
         terminal::tell(&error.to_string());
     }
     result
-}
-
-/// Writes to standard output. A closed pipe (`| head`) is not an error.
-fn print(text: &[u8]) -> Result<(), CliError> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(output::stdout_error("the text", &e)),
-        _ => Ok(()),
-    }
 }

@@ -1,6 +1,7 @@
 //! Where images are written. The destination is checked before generating; files are written atomically, and only a file
 //! named with `-o` is ever overwritten.
 
+mod check;
 mod template;
 
 use std::fs;
@@ -12,6 +13,7 @@ use kiln_image::{Encoding, Format, RgbImage};
 
 use crate::error::{CliError, ErrorContext};
 use crate::settings;
+use template::numbered;
 pub use template::{ImageName, Template};
 
 const OTHER_PATH: &str = "choose another path with -o";
@@ -236,6 +238,15 @@ fn is_stdout_closed() -> bool {
     null && flags.is_some_and(|flags| flags & 0o3 == READ_AND_WRITE)
 }
 
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
+pub fn print(text: &[u8]) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(stdout_error("the text", &e)),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the error for a failed write to standard output.
 pub fn stdout_error(what: &str, error: &io::Error) -> CliError {
     CliError::new(format!("can't write {what} to standard output: {error}"))
@@ -307,13 +318,6 @@ fn parent_folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// `out.png` → `out-3.png`
-fn numbered(path: &Path, number: usize) -> PathBuf {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = path.extension().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!("{stem}-{number}.{extension}"))
-}
-
 /// Finds the first of `count` consecutive numbers whose names are all free.
 fn first_free(path: &Path, count: usize) -> usize {
     let mut first = 1;
@@ -337,42 +341,9 @@ fn default_folder() -> Result<PathBuf, CliError> {
     Ok(folder.clone())
 }
 
-/// Turns the first words of a prompt into a file name.
-fn slug(prompt: &str) -> String {
-    const MAX_BYTES: usize = 48;
-    let mut slug = String::new();
-    for word in prompt.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()) {
-        let word = word.to_lowercase();
-        let room = MAX_BYTES.saturating_sub(slug.len() + 1);
-        if slug.is_empty() {
-            // A long first word is cut, between two characters.
-            slug.extend(
-                word.char_indices().take_while(|(i, c)| i + c.len_utf8() <= MAX_BYTES).map(|(_, c)| c),
-            );
-        } else if word.len() <= room {
-            slug.push('-');
-            slug.push_str(&word);
-        } else {
-            break;
-        }
-    }
-    slug
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_slug_is_short_and_safe() {
-        assert_eq!(slug("A red fox, in the SNOW!"), "a-red-fox-in-the-snow");
-        assert_eq!(slug("../../etc/passwd"), "etc-passwd");
-        assert_eq!(slug("  …  "), "");
-        assert_eq!(slug("雪の中の狐"), "雪の中の狐");
-        let long = slug(&"word ".repeat(40));
-        assert!(long.len() <= 48 && long.ends_with("-word"), "{long}");
-        assert!(slug(&"雪".repeat(100)).len() <= 48);
-    }
 
     #[test]
     fn several_images_get_free_numbers() {

@@ -18,5 +18,5 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     progress.finish();
     let properties = report_properties(&args.out, &report?, Some(args.to.name()));
     let text = if args.json { properties.to_json() } else { properties.to_text() };
-    if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
+    if args.quiet { Ok(()) } else { crate::output::print(text.as_bytes()) }
 }

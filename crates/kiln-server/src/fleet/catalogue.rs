@@ -69,7 +69,7 @@ impl FleetCatalogue {
     }
 }
 
-impl Catalogue for Arc<FleetCatalogue> {
+impl Catalogue for FleetCatalogue {
     fn models(&self) -> Vec<ModelInfo> {
         let model = |model: NodeModel| ModelInfo { rewrites: false, ..model.info };
         self.all().into_iter().map(model).collect()

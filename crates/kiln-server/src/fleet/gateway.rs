@@ -47,8 +47,8 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
     let replica = Replica::new(&link);
     let catalogue = Arc::new(FleetCatalogue::new(&link, &replica));
     let health = GatewayHealth::new(&link, &replica, &store);
-    let (of_jobs, stored) = (Box::new(Arc::clone(&catalogue)), Box::new(files.clone()));
-    let jobs = Jobs::new(config.of_jobs(), of_jobs, store, stored, Box::new(health));
+    let jobs =
+        Jobs::new(config.of_jobs(), catalogue.clone(), store, Box::new(files.clone()), Box::new(health));
     let gateway = Arc::new(Gateway {
         jobs: jobs.clone(),
         link: Arc::clone(&link),

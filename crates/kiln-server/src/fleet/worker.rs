@@ -43,7 +43,7 @@ pub struct FleetWorker {
 pub fn open_worker(
     config: Config,
     fleet: FleetConfig,
-    catalogue: Box<dyn Catalogue>,
+    catalogue: Arc<dyn Catalogue>,
 ) -> std::result::Result<FleetWorker, FleetError> {
     let link = Link::open(fleet)?;
     let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;

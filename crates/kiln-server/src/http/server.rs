@@ -82,7 +82,7 @@ impl FromRef<Server> for Intake {
 
 impl Server {
     /// Opens the data folder and puts unfinished jobs back into the queue.
-    pub fn open(config: Config, catalogue: Box<dyn Catalogue>) -> Result<Server, StoreError> {
+    pub fn open(config: Config, catalogue: Arc<dyn Catalogue>) -> Result<Server, StoreError> {
         let store = Arc::new(Store::open(&config.folder)?);
         let local = Local(Arc::clone(&store));
         let (files, health) = (Box::new(local.clone()), Box::new(local.clone()));

@@ -84,7 +84,7 @@ pub struct JobsState {
     pub(crate) files: Box<dyn Files>,
     pub(crate) health: Box<dyn Health>,
     pub(crate) metrics: Metrics,
-    pub(crate) catalogue: Box<dyn Catalogue>,
+    pub(crate) catalogue: Arc<dyn Catalogue>,
     pub(crate) decoded: DecodedCache,
     pub(crate) decode_budget: DecodeBudget,
     /// Set once no more jobs are accepted.
@@ -129,7 +129,7 @@ impl Jobs {
     /// An empty queue.
     pub(crate) fn new(
         config: JobsConfig,
-        catalogue: Box<dyn Catalogue>,
+        catalogue: Arc<dyn Catalogue>,
         store: Arc<Store>,
         files: Box<dyn Files>,
         health: Box<dyn Health>,

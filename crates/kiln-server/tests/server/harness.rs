@@ -259,7 +259,7 @@ pub fn config(folder: &Path) -> Config {
 /// Opens a server, once the threads of an earlier one have left its folder.
 fn open_released(config: &Config) -> Server {
     for _ in 0..4000 {
-        match Server::open(config.clone(), Box::new(TestCatalogue)) {
+        match Server::open(config.clone(), Arc::new(TestCatalogue)) {
             Err(StoreError::InUse) => std::thread::sleep(Duration::from_millis(5)),
             opened => return opened.unwrap(),
         }

@@ -1,5 +1,7 @@
 //! What HTTP itself promises: hosts, validators, parts of files, compression, limits of lists.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::http::{Request, Version, header};
 use serde_json::json;
@@ -184,7 +186,7 @@ async fn a_relative_data_folder_is_not_told_to_clients() {
     let name = parent.path().file_name().unwrap().to_str().unwrap().to_owned();
     let server = kiln_server::Server::open(
         kiln_server::Config::new(format!("{name}/data")),
-        Box::new(crate::harness::TestCatalogue),
+        Arc::new(crate::harness::TestCatalogue),
     );
     let server = TestServer::of(server.unwrap());
     server.generate(1);

@@ -76,7 +76,7 @@ async fn server_to_kill() {
     let check = std::env::var(CHECK_VARIABLE).ok().filter(|check| !check.is_empty());
     let check = check.map(|check| ImageCheck::new(&check, Duration::from_secs(5)).unwrap());
     let config = Config { check, ..config(Path::new(&folder)) };
-    let server = Server::open(config, Box::new(TestCatalogue)).unwrap();
+    let server = Server::open(config, Arc::new(TestCatalogue)).unwrap();
     server.generate_with(TestGenerator { received: Arc::default(), batch_capacity: 1 }).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     // The line of the test harness has no end yet.

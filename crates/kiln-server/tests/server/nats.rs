@@ -3,6 +3,7 @@
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -128,7 +129,7 @@ impl TestWorker {
         let folder = folder.join(format!("worker-{}", COUNT.fetch_add(1, SeqCst)));
         let mut config = Config { grace: Duration::from_millis(200), ..Config::new(folder) };
         change(&mut config);
-        let worker = open_worker(config, fleet, Box::new(TestCatalogue)).unwrap();
+        let worker = open_worker(config, fleet, Arc::new(TestCatalogue)).unwrap();
         TestWorker(Some(worker))
     }
 

@@ -17,7 +17,7 @@ fn database(folder: &TempDir) -> Connection {
 }
 
 fn open_error(folder: &TempDir) -> StoreError {
-    Server::open(config(folder.path()), Box::new(TestCatalogue)).err().unwrap()
+    Server::open(config(folder.path()), Arc::new(TestCatalogue)).err().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -43,7 +44,7 @@ fn open(folder: &Path) -> TestServer {
     let mut config = config(&folder.join("data"));
     config.api_keys = ApiKey::parse_file(KEYS).unwrap();
     let server = loop {
-        match Server::open(config.clone(), Box::new(FolderCatalogue(loras.clone()))) {
+        match Server::open(config.clone(), Arc::new(FolderCatalogue(loras.clone()))) {
             // The threads of an earlier server still hold the folder.
             Err(StoreError::InUse) => std::thread::sleep(Duration::from_millis(5)),
             opened => break opened.unwrap(),

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, ValueEnum};
 
 use kiln_engine::{CudaGraphs, LoraRef};
+use kiln_family::FAMILIES;
 
 use super::MachineArgs;
+use super::serve::BenchServerArgs;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -27,7 +29,7 @@ pub struct BenchArgs {
     pub loras: Vec<LoraRef>,
 
     /// Image size [default: 512x512]
-    #[arg(long, value_name = "WxH", value_parser = crate::bench::parse_size)]
+    #[arg(long, value_name = "WxH", value_parser = parse_size)]
     pub size: Option<(usize, usize)>,
 
     /// Number of reference images, of the same size
@@ -58,10 +60,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub peaks: bool,
 
-    /// Measure whole requests through a local server: one after the other, then many at once
-    #[cfg(feature = "serve")]
-    #[arg(long, conflicts_with_all = ["phases", "peaks", "loras", "refs", "batch"])]
-    pub server: bool,
+    #[command(flatten)]
+    pub server: BenchServerArgs,
 
     /// Measure steps of training a LoRA of rank 16 on all layers
     #[arg(long, conflicts_with_all = ["phases", "peaks", "loras"])]
@@ -121,4 +121,14 @@ pub enum PhaseArg {
     /// A whole image in four steps through the engine, with everything loaded; measured only if named
     #[value(alias = "picture")]
     Image,
+}
+
+/// Parses `512x384`.
+fn parse_size(text: &str) -> Result<(usize, usize), String> {
+    let unit = FAMILIES[0].latent.pixels_per_token();
+    let invalid = || format!("expected WIDTHxHEIGHT in pixels, multiples of {unit}, such as 1024x768");
+    let (width, height) = text.split_once(['x', '×']).ok_or_else(invalid)?;
+    let side =
+        |text: &str| text.parse::<usize>().ok().filter(|n| *n >= unit && n % unit == 0 && *n <= 16_384);
+    Ok((side(width).ok_or_else(invalid)?, side(height).ok_or_else(invalid)?))
 }

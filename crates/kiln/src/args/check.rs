@@ -1,11 +1,6 @@
 //! The options of the check that images must pass.
 
-use std::time::Duration;
-
 use clap::Args;
-use kiln_filters::ImageCheck;
-
-use crate::error::CliError;
 
 /// The check that images must pass before they are written or shown.
 #[derive(Clone, Debug, Default, Args)]
@@ -19,13 +14,4 @@ pub struct CheckArgs {
     /// Seconds that the check may take for an image; after that the image is refused
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600), requires = "check_with")]
     pub check_timeout: Option<u32>,
-}
-
-impl CheckArgs {
-    /// Returns the check, if there is one.
-    pub fn check(&self) -> Result<Option<ImageCheck>, CliError> {
-        let timeout = Duration::from_secs(self.check_timeout.unwrap_or(30).into());
-        let check = self.check_with.as_deref().map(|option| ImageCheck::new(option, timeout)).transpose();
-        check.map_err(|invalid| CliError::usage(invalid.what).hint(invalid.hint))
-    }
 }

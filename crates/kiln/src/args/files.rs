@@ -7,7 +7,8 @@ use kiln_catalog::export::QuantType;
 use kiln_family::Variant;
 use kiln_weights::Component;
 
-use super::{ThreadArgs, variants};
+use super::ThreadArgs;
+use super::components::variants;
 
 #[derive(Debug, Args)]
 pub struct ConvertArgs {

@@ -11,7 +11,7 @@ use kiln_engine::{
 use kiln_engine::{Setup, Task};
 use kiln_image::RgbImage;
 
-use super::phases::TUNING_RUNS;
+use super::plan::{BenchPlan, TUNING_RUNS};
 use super::report::{BenchReport, PhaseResult};
 use crate::args::BenchArgs;
 use crate::error::CliError;
@@ -39,7 +39,7 @@ pub fn request(args: &BenchArgs, (width, height): (usize, usize)) -> Request {
 pub fn measure(
     args: &BenchArgs,
     settings: &Settings,
-    plan: &super::BenchPlan,
+    plan: &BenchPlan,
     report: &mut BenchReport,
 ) -> Result<(), CliError> {
     let model = plan.source.model(3)?;

@@ -9,7 +9,7 @@ use kiln_ops::Backend;
 use kiln_tensor::{DType, HostLinear, HostTensor, bf16};
 use kiln_weights::LinearPrecision;
 
-use super::BenchPlan;
+use super::plan::BenchPlan;
 use super::report::{BenchReport, peaks_table};
 use crate::args::BenchArgs;
 use crate::error::CliError;
@@ -35,7 +35,7 @@ pub fn print<B: Backend>(args: &BenchArgs, backend: &B, device: &DeviceInfo<B>) 
     } else {
         format!("{title}\n\n{}", peaks_table(&rates))
     };
-    crate::print(text.as_bytes())
+    crate::output::print(text.as_bytes())
 }
 
 /// Measures the peaks and adds them to a report.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent, WeightResidency};
+use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent};
 use kiln_family::Side;
 use kiln_image::RgbImage;
 use kiln_nn::language_model::{LanguageModel, Sampler, Sampling};
@@ -13,37 +13,14 @@ use kiln_nn::transformer::{BatchItem, Position, References, RopeTables, Transfor
 use kiln_nn::{Autoencoder, ResidencyPlan};
 use kiln_ops::{Backend, OpTimer};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearPrecision, Lora, LoraOptions, LoraUpdates, WeightSource};
+use kiln_weights::{Lora, LoraOptions, LoraUpdates, WeightSource};
 
 use super::memory::MemorySampler;
+use super::plan::{BenchPlan, TUNING_RUNS};
 use super::report::{BenchReport, PhaseResult};
-use super::source::ModelSource;
 use crate::args::PhaseArg;
 use crate::error::{CliError, ErrorContext};
 use crate::values;
-
-/// What to measure.
-pub struct BenchPlan {
-    pub source: ModelSource,
-    pub dtype: DType,
-    /// Precision of the transformer's linear layers.
-    pub linear_precision: LinearPrecision,
-    pub loras: Vec<LoraRef>,
-    pub width: usize,
-    pub height: usize,
-    pub references: usize,
-    /// Images per step.
-    pub batch: usize,
-    pub text_tokens: usize,
-    /// Measured runs, after a warm-up run.
-    pub repeat: usize,
-    pub phases: Vec<PhaseArg>,
-    /// Which weights stay on the device; `None` for all.
-    pub residency: Option<WeightResidency>,
-}
-
-/// Unmeasured runs on a GPU after the first: the backend may use them to choose kernels and graphs.
-pub(super) const TUNING_RUNS: usize = 4;
 
 /// Tokens of a typical prompt and its template; the rest is padding.
 const REAL_TOKENS: usize = 64;

@@ -5,10 +5,12 @@ use std::io::Write;
 
 use kiln_cpu::{Peak, Peaks};
 use kiln_ops::OpStats;
-use kiln_weights::WeightSource;
+use kiln_weights::{LinearPrecision, WeightSource};
 use serde::Serialize;
 
+use super::plan::BenchPlan;
 use super::table::Table;
+use crate::args::BenchArgs;
 use crate::values::{bytes, plural};
 
 /// The results of one `kiln bench`; its JSON is what `--json` prints.
@@ -134,6 +136,32 @@ impl PhaseResult {
 }
 
 impl BenchReport {
+    /// Returns an empty report.
+    pub fn new(args: &BenchArgs, plan: &BenchPlan, backend: String) -> BenchReport {
+        BenchReport {
+            kiln: env!("CARGO_PKG_VERSION"),
+            model: plan.source.name(),
+            backend,
+            dtype: match plan.linear_precision {
+                LinearPrecision::Int8 { .. } => "int8".into(),
+                LinearPrecision::Fp8 | LinearPrecision::StoredFp8 => "fp8".into(),
+                LinearPrecision::Float => plan.dtype.to_string(),
+            },
+            width: plan.width,
+            height: plan.height,
+            references: plan.references,
+            text_tokens: plan.text_tokens,
+            peaks: BTreeMap::new(),
+            compute_peak: None,
+            memory_peak: None,
+            load: Vec::new(),
+            phases: Vec::new(),
+            memory_beyond_weights: None,
+            notes: Vec::new(),
+            quiet: args.json,
+        }
+    }
+
     /// Sets the peaks, and those to compare with.
     pub fn set_peaks(&mut self, peaks: &Peaks, compute: Option<&Peak>) {
         self.peaks = peaks.all().map(|peak| (peak.name, peak.rate)).collect();

@@ -11,7 +11,8 @@ use kiln_tensor::DType;
 use kiln_train::{Example, ReferenceLatents, TrainSettings, Trainer};
 
 use super::memory::MemorySampler;
-use super::phases::{BenchPlan, TUNING_RUNS, noise};
+use super::phases::noise;
+use super::plan::{BenchPlan, TUNING_RUNS};
 use super::report::{BenchReport, PhaseResult};
 use crate::args::BenchArgs;
 use crate::error::CliError;
@@ -26,8 +27,8 @@ impl TrainingVisitor for TrainBench<'_> {
 
     fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Self::Output {
         let args = self.args;
-        let plan = super::plan(args, super::source(args)?, &device)?;
-        let mut report = super::report(args, &plan, b.name());
+        let plan = BenchPlan::new(args, &device)?;
+        let mut report = BenchReport::new(args, &plan, b.name());
         let model = plan.source.model(1)?;
         let (component, weights) = (&model.transformer, model.transformer.weights()?);
         let vars = weights.root().with_precision(plan.linear_precision);

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use kiln_engine::{ComponentPaths, Recipe, Request};
 
-use crate::args::UpscaleArgs;
-use crate::error::CliError;
+use crate::args::{GenerateArgs, UpscaleArgs};
 
-/// Runs the command. A returned error is already reported.
-pub fn run(mut args: UpscaleArgs) -> Result<(), CliError> {
+/// The same as arguments of `kiln generate`.
+pub(super) fn generate_args(mut args: UpscaleArgs) -> GenerateArgs {
     let output = args.output.take().unwrap_or_else(|| free_name(&args.image, &args.scale));
-    super::run(args.into_generate(output))
+    args.into_generate(output)
 }
 
 /// Returns `fox-2x.png` next to `fox.jpg`, or the next such name that is free.

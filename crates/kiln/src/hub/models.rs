@@ -43,7 +43,7 @@ pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
     } else {
         kiln_base::printable(&to_text(&list, total)).into_owned()
     };
-    crate::print(text.as_bytes())
+    crate::output::print(text.as_bytes())
 }
 
 fn built_in() -> Vec<ListedModel> {

@@ -40,7 +40,7 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
             .with("files", pulled.files)
             .with("bytes", pulled.bytes)
             .with("fetched", pulled.downloaded);
-        return crate::print(properties.to_json().as_bytes());
+        return crate::output::print(properties.to_json().as_bytes());
     }
     if !args.quiet {
         let (files, size) = (plural(pulled.files, "file"), bytes(pulled.bytes));

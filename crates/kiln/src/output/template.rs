@@ -6,7 +6,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kiln_engine::{ImagePlan, Plan};
 use kiln_image::Format;
 
-use super::{numbered, slug};
 use crate::error::CliError;
 
 /// What a template may contain.
@@ -159,9 +158,49 @@ fn date(mut days: u64) -> (u64, usize, u64) {
     (year, 12, 31)
 }
 
+/// `out.png` → `out-3.png`
+pub fn numbered(path: &Path, number: usize) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{number}.{extension}"))
+}
+
+/// Turns the first words of a prompt into a file name.
+fn slug(prompt: &str) -> String {
+    const MAX_BYTES: usize = 48;
+    let mut slug = String::new();
+    for word in prompt.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()) {
+        let word = word.to_lowercase();
+        let room = MAX_BYTES.saturating_sub(slug.len() + 1);
+        if slug.is_empty() {
+            // A long first word is cut, between two characters.
+            slug.extend(
+                word.char_indices().take_while(|(i, c)| i + c.len_utf8() <= MAX_BYTES).map(|(_, c)| c),
+            );
+        } else if word.len() <= room {
+            slug.push('-');
+            slug.push_str(&word);
+        } else {
+            break;
+        }
+    }
+    slug
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slug_is_short_and_safe() {
+        assert_eq!(slug("A red fox, in the SNOW!"), "a-red-fox-in-the-snow");
+        assert_eq!(slug("../../etc/passwd"), "etc-passwd");
+        assert_eq!(slug("  …  "), "");
+        assert_eq!(slug("雪の中の狐"), "雪の中の狐");
+        let long = slug(&"word ".repeat(40));
+        assert!(long.len() <= 48 && long.ends_with("-word"), "{long}");
+        assert!(slug(&"雪".repeat(100)).len() <= 48);
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

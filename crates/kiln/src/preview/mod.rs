@@ -8,6 +8,7 @@ mod sixel;
 use kiln_image::{Filter, RgbImage, resize};
 
 use crate::args::PreviewArg;
+use crate::terminal;
 pub use screen::Screen;
 
 /// Lines of the terminal that an image leaves free, for progress bars and the shell.
@@ -82,23 +83,8 @@ fn cells(image: &RgbImage) -> (u32, u32) {
 
 /// Returns the columns and rows to draw in.
 fn drawing_area() -> (u32, u32) {
-    let (columns, rows) = terminal_area();
+    let (columns, rows) = terminal::size();
     (columns.max(2), rows.saturating_sub(FREE_LINES).max(2))
-}
-
-fn terminal_rows() -> u32 {
-    terminal_area().1
-}
-
-/// Returns the columns of the terminal.
-pub fn terminal_columns() -> u32 {
-    terminal_area().0
-}
-
-fn terminal_area() -> (u32, u32) {
-    let size = terminal_size::terminal_size().map(|(columns, rows)| (columns.0.into(), rows.0.into()));
-    // A size of 0 is unknown.
-    size.filter(|size| *size > (1, 1)).unwrap_or((80, 25))
 }
 
 fn png(image: &RgbImage) -> Option<Vec<u8>> {

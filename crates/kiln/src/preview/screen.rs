@@ -4,8 +4,9 @@ use std::io::{IsTerminal, Write};
 
 use kiln_image::{Filter, RgbImage, resize};
 
-use super::{Drawing, detect, draw, erase, terminal_rows};
+use super::{Drawing, detect, draw, erase};
 use crate::args::PreviewArg;
+use crate::terminal;
 
 /// More pixels than a terminal shows of a preview.
 const MAX_SIDE: u32 = 2048;
@@ -62,7 +63,8 @@ impl Screen {
 
     fn write(&self, drawing: &Drawing, lines: u32) -> bool {
         // Only what is still on the screen can be replaced.
-        let above = self.shown.filter(|rows| drawing.rows == Some(*rows) && rows + lines < terminal_rows());
+        let above =
+            self.shown.filter(|rows| drawing.rows == Some(*rows) && rows + lines < terminal::size().1);
         let text = match above {
             Some(rows) => {
                 let up = rows + lines;

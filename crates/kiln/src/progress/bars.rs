@@ -7,7 +7,6 @@ use kiln_base::printable_line;
 
 use super::lines::{image_label, line};
 use super::{Phase, ProgressEvent};
-use crate::preview::terminal_columns;
 use crate::terminal;
 use crate::values::duration;
 
@@ -100,7 +99,7 @@ impl ProgressBars {
     }
 
     fn print(&mut self, line: &str) {
-        self.lines += (line.chars().count() as u32).div_ceil(terminal_columns()).max(1);
+        self.lines += (line.chars().count() as u32).div_ceil(terminal::size().0).max(1);
         let write = || terminal::tell(line);
         match &self.bar {
             Some(bar) => bar.suspend(write),

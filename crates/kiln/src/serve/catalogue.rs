@@ -10,7 +10,9 @@ use kiln_catalog::{ModelLocation, ember};
 use kiln_engine::Model;
 use kiln_server::{Catalogue, DownloadableModel, ErrorCode, JobError, JobInputs, LoraInfo, ModelInfo};
 
-use super::generator::job_error;
+use super::errors::job_error;
+use super::files::WeightFolders;
+use super::inputs::JobInputResolver;
 use super::upsample::PromptUpsampling;
 use super::{downloads, files};
 use crate::args::{GeneratorArgs, UpsampleSource};
@@ -26,8 +28,7 @@ const LIST_LIFETIME: Duration = Duration::from_secs(5);
 pub struct ModelCatalogue {
     /// The model of requests that name none.
     default: (String, ModelLocation),
-    loras: Option<PathBuf>,
-    vaes: Option<PathBuf>,
+    pub files: WeightFolders,
     /// Whether clients may download models.
     downloads: bool,
     /// What rewrites prompts.
@@ -66,7 +67,7 @@ impl ModelCatalogue {
             opened?
         };
         let model = Arc::new(model);
-        crate::hints::refuse_ambiguous(&model, args.vae.is_some())?;
+        models::refuse_ambiguous(&model, args.vae.is_some())?;
         let name = match &location {
             ModelLocation::BuiltIn => ember::NAME.to_owned(),
             ModelLocation::BuiltInBase => ember::BASE.to_owned(),
@@ -79,13 +80,12 @@ impl ModelCatalogue {
         };
         // Whole paths: errors cut folders off.
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
-        let loras = args.loras.clone().or_else(|| super::next_to_models("loras")).map(absolute);
-        let vaes = args.vaes.clone().or_else(|| super::next_to_models("vaes")).map(absolute);
+        let loras = args.loras.clone().or_else(|| models::sibling_folder("loras")).map(absolute);
+        let vaes = args.vaes.clone().or_else(|| models::sibling_folder("vaes")).map(absolute);
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
         Ok(ModelCatalogue {
             default: (name, location),
-            loras,
-            vaes,
+            files: WeightFolders { loras, vaes },
             downloads,
             upsampling: PromptUpsampling::new(upsample, &args.machine)?,
             list: Mutex::default(),
@@ -101,8 +101,7 @@ impl ModelCatalogue {
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
         ModelCatalogue {
             default: (name.to_owned(), location),
-            loras: None,
-            vaes: None,
+            files: WeightFolders { loras: None, vaes: None },
             downloads: false,
             upsampling,
             list: Mutex::new(ModelList { infos, ..ModelList::default() }),
@@ -140,21 +139,6 @@ impl ModelCatalogue {
                 all.find(|(known, _)| known == name).map(|(_, location)| location)
             }
         }
-    }
-
-    /// The folder of the LoRAs.
-    pub fn loras_folder(&self) -> Option<&Path> {
-        self.loras.as_deref()
-    }
-
-    /// Returns the file of a LoRA.
-    pub fn lora(&self, name: &str) -> Option<PathBuf> {
-        files::find(self.loras.as_deref(), name)
-    }
-
-    /// Returns the file of an autoencoder.
-    pub fn vae(&self, name: &str) -> Option<PathBuf> {
-        files::find(self.vaes.as_deref(), name)
     }
 
     /// Reads the list of models.
@@ -226,23 +210,23 @@ impl Catalogue for ModelCatalogue {
     }
 
     fn loras(&self) -> Vec<String> {
-        files::names(self.loras.as_deref())
+        files::names(self.files.loras.as_deref())
     }
 
     fn vaes(&self) -> Vec<String> {
-        files::names(self.vaes.as_deref())
+        files::names(self.files.vaes.as_deref())
     }
 
     fn lora_details(&self) -> Vec<LoraInfo> {
-        files::lora_details(self.loras.as_deref())
+        files::lora_details(self.files.loras.as_deref())
     }
 
     fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
-        files::lora_preview(self.loras.as_deref(), name)
+        files::lora_preview(self.files.loras.as_deref(), name)
     }
 
     fn lora_file(&self, name: &str) -> Option<PathBuf> {
-        self.lora(name)
+        self.files.lora(name)
     }
 
     fn downloadable(&self) -> Vec<DownloadableModel> {
@@ -267,57 +251,12 @@ impl Catalogue for ModelCatalogue {
         list.infos.retain(|_, info| info.is_ok());
         list.read_at = None;
     }
-}
-
-/// A [`ModelCatalogue`] shared by the server and the worker.
-pub struct SharedCatalogue(pub Arc<ModelCatalogue>);
-
-impl Catalogue for SharedCatalogue {
-    fn models(&self) -> Vec<ModelInfo> {
-        self.0.models()
-    }
-
-    fn loras(&self) -> Vec<String> {
-        self.0.loras()
-    }
-
-    fn vaes(&self) -> Vec<String> {
-        self.0.vaes()
-    }
-
-    fn unusable_models(&self) -> Vec<(String, String)> {
-        self.0.unusable_models()
-    }
-
-    fn refresh(&self) {
-        self.0.refresh();
-    }
 
     fn model_hash(&self, name: &str) -> Option<String> {
         // Of models that are open: the others are not in use.
-        let location = self.0.find(Some(name))?;
-        let model = lock(&self.0.models).get(&model_key(&location)).cloned()?;
+        let location = self.find(Some(name))?;
+        let model = lock(&self.models).get(&model_key(&location)).cloned()?;
         model.transformer.fingerprint().ok().map(str::to_owned)
-    }
-
-    fn lora_details(&self) -> Vec<LoraInfo> {
-        self.0.lora_details()
-    }
-
-    fn lora_preview(&self, name: &str) -> Option<Vec<u8>> {
-        self.0.lora_preview(name)
-    }
-
-    fn lora_file(&self, name: &str) -> Option<PathBuf> {
-        self.0.lora_file(name)
-    }
-
-    fn downloadable(&self) -> Vec<DownloadableModel> {
-        self.0.downloadable()
-    }
-
-    fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
-        self.0.download(name, on_progress)
     }
 
     fn rewrite_prompt(
@@ -326,6 +265,8 @@ impl Catalogue for SharedCatalogue {
         temperature: f32,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<String, JobError> {
-        self.0.upsampling.rewrite(&self.0, job, temperature, cancelled)
+        let open = || self.open(job.request().model.as_deref().and_then(Path::to_str));
+        let inputs = JobInputResolver { job, files: &self.files, default_vae: None };
+        self.upsampling.rewrite(job.request(), open, &inputs, temperature, cancelled)
     }
 }

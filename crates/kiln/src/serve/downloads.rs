@@ -41,7 +41,7 @@ pub fn run(name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, Command, ServeCommand};
     use clap::Parser;
 
     #[test]
@@ -49,7 +49,7 @@ mod tests {
         let allowed = |options: &[&str]| {
             let args = ["kiln", "serve"].iter().chain(options);
             match Cli::try_parse_from(args).unwrap().command {
-                Command::Serve(args) => are_allowed(&args),
+                Command::Serve(ServeCommand::Serve(args)) => are_allowed(&args),
                 _ => unreachable!(),
             }
         };

@@ -20,6 +20,24 @@ const MAX_TRIGGER: usize = 200;
 const MAX_DESCRIPTION: u64 = 1 << 20;
 const PREVIEWS: [&str; 5] = ["preview.png", "png", "jpg", "jpeg", "webp"];
 
+/// The folders whose files requests may name.
+pub struct WeightFolders {
+    pub loras: Option<PathBuf>,
+    pub vaes: Option<PathBuf>,
+}
+
+impl WeightFolders {
+    /// Returns the file of a LoRA.
+    pub fn lora(&self, name: &str) -> Option<PathBuf> {
+        find(self.loras.as_deref(), name)
+    }
+
+    /// Returns the file of an autoencoder.
+    pub fn vae(&self, name: &str) -> Option<PathBuf> {
+        find(self.vaes.as_deref(), name)
+    }
+}
+
 /// Lists the names of the weight files in a folder and its subfolders: `ink`, `styles/wax`.
 pub fn names(folder: Option<&Path>) -> Vec<String> {
     let mut names = Vec::new();

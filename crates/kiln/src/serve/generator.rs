@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
-use kiln_engine::{
-    Error, Event, Explain, FileRef, GeneratedImage, InputImage, InputResolver, InputTensors, LoadedEngine,
-    Plan, Session, Sink,
-};
+use kiln_engine::{Error, Event, FileRef, GeneratedImage, LoadedEngine, Plan, Session, Sink};
 use kiln_engine::{ProgressTracker, Task as EngineTask};
 use kiln_image::RgbImage;
 use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
 
 use super::catalogue::ModelCatalogue;
+use super::errors::job_error;
+use super::inputs::JobInputResolver;
 use super::turn::DeviceLock;
 
 /// The engine behind the server.
@@ -97,7 +96,7 @@ impl Generator for Worker {
             request.vae = self.vae.clone().map(FileRef::from);
         }
         request.cache = request.cache.or(self.cache);
-        let inputs = JobInputResolver { job, models: &self.models, default_vae: self.vae.as_deref() };
+        let inputs = JobInputResolver { job, files: &self.models.files, default_vae: self.vae.as_deref() };
         let plan = Plan::new(&model, &request, &inputs).map_err(|error| job_error(&error))?;
         if plan.upscale().is_none() {
             job.check_size(plan.width as u32, plan.height as u32)?;
@@ -129,39 +128,6 @@ impl Generator for Worker {
 
     fn reset(&self) {
         self.session.reset();
-    }
-}
-
-/// Resolves the names in a job: images stored by the server, LoRAs and autoencoders of the catalogue.
-pub(super) struct JobInputResolver<'a> {
-    pub job: &'a JobInputs<'a>,
-    pub models: &'a ModelCatalogue,
-    pub default_vae: Option<&'a Path>,
-}
-
-impl InputResolver for JobInputResolver<'_> {
-    fn image(&self, name: &Path) -> kiln_engine::Result<InputImage> {
-        let image = self.job.image(&FileRef::from(name.to_path_buf()));
-        let image = image.map_err(|error| Error::request(error.message))?;
-        let file = FileRef { path: image.path, sha256: Some(image.sha256) };
-        Ok(InputImage { image: image.image, file })
-    }
-
-    fn lora(&self, name: &Path) -> kiln_engine::Result<PathBuf> {
-        let missing = || Error::request(format!("the LoRA `{}` no longer exists", name.display()));
-        name.to_str().and_then(|name| self.models.lora(name)).ok_or_else(missing)
-    }
-
-    fn vae(&self, name: &Path) -> kiln_engine::Result<PathBuf> {
-        if self.default_vae == Some(name) {
-            return Ok(name.to_path_buf());
-        }
-        let missing = || Error::request(format!("the autoencoder `{}` no longer exists", name.display()));
-        name.to_str().and_then(|name| self.models.vae(name)).ok_or_else(missing)
-    }
-
-    fn tensors(&self, _: &Path) -> kiln_engine::Result<InputTensors> {
-        Err(Error::request("tensor files are not supported over HTTP"))
     }
 }
 
@@ -224,15 +190,6 @@ impl Sink for JobSinkAdapter {
         let rejected = self.rejected().take();
         self.sink.ended(rejected.map_or_else(|| result.map_err(|error| job_error(&error)), Err));
     }
-}
-
-/// Turns an error into the one that the server's clients see. The log has the whole message, with the server's folders.
-pub(super) fn job_error(error: &impl Explain) -> JobError {
-    let seen = JobError::explained(error);
-    if seen.is_of_server() {
-        tracing::error!("{error}");
-    }
-    seen
 }
 
 /// Logs the notes of loading a model at startup, before there is any job.

@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use kiln_engine::{FileRef, LocalFiles, Plan, Request, Settings, Setup};
+use kiln_server::Catalogue as _;
 
 use super::catalogue::{ModelCatalogue, check_files};
+use super::devices::settings_of_all;
 use crate::args::GeneratorArgs;
 use crate::error::{CliError, ErrorContext};
 
@@ -22,11 +24,31 @@ pub fn check(args: &GeneratorArgs, models: &ModelCatalogue) -> Result<(), CliErr
             .map_err(CliError::from)
             .with_context(|| "checking --vae".into())?;
     }
-    for settings in args.machine.settings_of_all()? {
+    for settings in settings_of_all(&args.machine)? {
         let settings = Settings { preview_vae: args.preview_vae.clone(), ..settings };
         Setup::new(&model, &settings, None)?;
     }
     Ok(())
+}
+
+/// Checks that the models of --preload and --model-alias exist.
+pub fn check_names(
+    args: &GeneratorArgs,
+    aliases: &[(String, String)],
+    models: &ModelCatalogue,
+) -> Result<(), CliError> {
+    let aliases = aliases.iter().map(|(alias, model)| (format!("--model-alias {alias}={model}"), model));
+    let preloads = args.preload.iter().map(|model| (format!("--preload {model}"), model));
+    let mut options = aliases.chain(preloads).peekable();
+    if options.peek().is_none() {
+        return Ok(());
+    }
+    let names: Vec<String> = models.models().into_iter().map(|model| model.name).collect();
+    match options.find(|(_, model)| !names.contains(model)) {
+        Some((option, model)) => Err(CliError::usage(format!("{option}: there is no model `{model}`"))
+            .hint(format!("available: {}", names.join(", ")))),
+        None => Ok(()),
+    }
 }
 
 /// A folder that is missing may still be made; a file in its place is a mistake.

@@ -6,7 +6,7 @@ mod watcher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_catalog::{ModelLocation, ember};
+use kiln_catalog::{ModelLocation, ember, user_cache};
 use kiln_engine::{ComponentPaths, Device, Explain, Model, Session, Settings};
 use kiln_server::{
     Catalogue as _, ErrorCode, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
@@ -15,12 +15,12 @@ use kiln_server::{
 use kiln_train::{Log, PreparedTraining, Preset, RunFiles, TrainRequest, check_variant, distilled_name};
 
 use super::catalogue::ModelCatalogue;
+use super::errors::job_error;
 use super::files;
-use super::generator::job_error;
 use super::turn::DeviceLock;
 use crate::args::MachineArgs;
 use crate::error::CliError;
-use crate::{cache, models};
+use crate::models;
 use watcher::ServerWatcher;
 
 /// The file of the LoRA in a training's folder.
@@ -46,7 +46,7 @@ impl ServerTrainer {
         sessions: Vec<Arc<Session>>,
         turn: Arc<DeviceLock>,
     ) -> Result<ServerTrainer, CliError> {
-        let Some(loras) = models.loras_folder().map(Path::to_owned) else {
+        let Some(loras) = models.files.loras.clone() else {
             return Err(CliError::usage("--train needs a folder for the LoRAs").hint("set one with --loras"));
         };
         // A training uses one device, the first.
@@ -98,7 +98,7 @@ impl ServerTrainer {
             JobError::new(ErrorCode::TrainingFailed, error.message)
         })?;
         let prepare = || {
-            let machine = Settings { text_cache: cache::texts()?, ..machine };
+            let machine = Settings { text_cache: user_cache::texts()?, ..machine };
             PreparedTraining::new(request, models::folders(), &ComponentPaths::default(), machine)
         };
         prepare().map_err(|error| job_error(&error))

@@ -1,14 +1,14 @@
 //! Rewriting prompts for the server's clients: one at a time with a model on this machine, a few with a service.
 
-use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use kiln_engine::upsample::{self, PromptRewriter};
-use kiln_engine::{Model, Settings};
-use kiln_server::{ErrorCode, JobError, JobInputs};
+use kiln_engine::{InputResolver, Model, Request, Settings};
+use kiln_server::{ErrorCode, JobError};
 
-use super::catalogue::ModelCatalogue;
-use super::generator::{JobInputResolver, job_error};
+use super::devices::settings_of_first;
+use super::errors::job_error;
 use crate::args::{MachineArgs, UpsampleSource};
 use crate::error::CliError;
 use crate::upsample::{ChatService, Upsampling};
@@ -34,7 +34,7 @@ impl PromptUpsampling {
             (None, Some(path)) => drop(PromptRewriter::open_file(path, false)?),
             (None, None) => {}
         }
-        Ok(PromptUpsampling { source, settings: machine.settings_of_first()?, running: AtomicUsize::new(0) })
+        Ok(PromptUpsampling { source, settings: settings_of_first(machine)?, running: AtomicUsize::new(0) })
     }
 
     /// Whether the prompts of a model can be rewritten. Reads no weights.
@@ -43,11 +43,12 @@ impl PromptUpsampling {
         self.source.upsample_url.is_some() || self.source.upsample_model.is_some() || own() == Some(None)
     }
 
-    /// Rewrites the first prompt of a request, unless `cancelled` returns true meanwhile.
+    /// Rewrites the first prompt of a request, whose model `open` opens, unless `cancelled` returns true meanwhile.
     pub fn rewrite(
         &self,
-        models: &ModelCatalogue,
-        job: &JobInputs<'_>,
+        request: &Request,
+        open: impl FnOnce() -> Result<Arc<Model>, JobError>,
+        inputs: &dyn InputResolver,
         temperature: f32,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<String, JobError> {
@@ -56,20 +57,19 @@ impl PromptUpsampling {
         let Some(_running) = Running::start(&self.running, if is_local { 1 } else { MAX_CONCURRENT }) else {
             return Err(JobError::new(ErrorCode::Busy, "another prompt is being rewritten; try again later"));
         };
-        let mut request = job.request().clone();
-        let model = models.open(request.model.as_deref().and_then(Path::to_str))?;
-        let inputs = JobInputResolver { job, models, default_vae: None };
+        let mut request = request.clone();
+        let model = open()?;
         let with_images = !request.references.is_empty();
         let (requests, go_on) = (std::slice::from_mut(&mut request), &mut || !cancelled());
         if is_local {
             let rewriter = PromptRewriter::open(&model, self.source.upsample_model.as_deref(), with_images);
             let rewritten = rewriter
-                .and_then(|rewriter| rewriter.rewrite(requests, temperature, &inputs, &self.settings, go_on));
+                .and_then(|rewriter| rewriter.rewrite(requests, temperature, inputs, &self.settings, go_on));
             rewritten.map_err(|error| job_error(&error))?;
         } else {
             let upsampling = Upsampling::new(&self.source, &model, with_images);
             let rewritten = upsampling.and_then(|upsampling| {
-                upsampling.rewrite(requests, temperature, &inputs, &self.settings, go_on)
+                upsampling.rewrite(requests, temperature, inputs, &self.settings, go_on)
             });
             rewritten.map_err(|error| {
                 if cancelled() {

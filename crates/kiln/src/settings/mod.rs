@@ -4,7 +4,8 @@
 //! that is not in [`KEYS`], or in the table `[serve]` no option of `kiln serve`, is an error, so that a typo does not pass
 //! for a setting.
 
-mod edit;
+pub mod edit;
+mod machine;
 mod serve;
 
 use std::path::{Path, PathBuf};
@@ -13,15 +14,11 @@ use std::sync::OnceLock;
 use clap::ValueEnum;
 use kiln_base::folders;
 use kiln_catalog::{ModelFolders, ember};
-use kiln_engine::{Device, Precision, cache_threshold};
+use kiln_engine::{Device, Precision, Settings, cache_threshold};
 use toml::{Table, Value};
 
-pub use edit::{Place, set, unset};
-pub use serve::ServeOption;
-#[cfg(feature = "serve")]
-pub use serve::missing_arguments;
+pub use serve::{ServeOption, missing_arguments};
 
-use crate::args::MAX_THREADS;
 use crate::error::CliError;
 use crate::values;
 
@@ -163,8 +160,8 @@ fn read_dtype(text: &str) -> Result<Precision, String> {
 }
 
 fn read_threads(text: &str) -> Result<u32, String> {
-    let threads = text.parse().ok().filter(|n| (1..=MAX_THREADS).contains(&i64::from(*n)));
-    threads.ok_or_else(|| format!("expected a number from 1 to {MAX_THREADS}"))
+    let threads = text.parse().ok().filter(|n| (1..=Settings::MAX_THREADS).contains(&(*n as usize)));
+    threads.ok_or_else(|| format!("expected a number from 1 to {}", Settings::MAX_THREADS))
 }
 
 /// The settings file; it need not exist.

@@ -2,14 +2,14 @@
 
 mod progress;
 
-use kiln_catalog::ember;
+use kiln_catalog::{ember, user_cache};
 use kiln_engine::Settings;
 use kiln_train::{Outcome, PreparedTraining, RunFiles};
 
 use crate::args::TrainArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorKind};
-use crate::{cache, models, output, settings};
+use crate::{models, output, settings};
 use progress::Display;
 
 /// Runs the command.
@@ -23,7 +23,7 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
         request.model = Some(ember::BASE.into());
         display.tell("no model given, training on the built-in Ember base (choose another with -m)");
     }
-    let machine = Settings { text_cache: cache::texts()?, ..machine.settings()? };
+    let machine = Settings { text_cache: user_cache::texts()?, ..machine.settings()? };
     let training = PreparedTraining::new(request, models::folders(), &components.paths(), machine)?;
     let job = &training.job;
     job.data.notes.iter().for_each(|note| display.tell(note));

@@ -2,6 +2,7 @@
 //! `cargo test --workspace --test server -- --ignored --nocapture fleet::load`
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -110,7 +111,7 @@ fn the_fleet_adds_little_latency() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let alone = TempDir::new().unwrap();
     let config = kiln_server::Config::new(alone.path());
-    let server = kiln_server::Server::open(config, Box::new(crate::harness::TestCatalogue)).unwrap();
+    let server = kiln_server::Server::open(config, Arc::new(crate::harness::TestCatalogue)).unwrap();
     server.generate_with(super::node::SleepingGenerator(Duration::ZERO)).unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let ports = [fleet.gateways[0].port, listener.local_addr().unwrap().port()];

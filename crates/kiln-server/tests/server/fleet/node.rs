@@ -138,7 +138,7 @@ async fn node() {
     };
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     if role == "worker" {
-        let worker = open_worker(Config::new(folder), fleet, Box::new(TestCatalogue)).unwrap();
+        let worker = open_worker(Config::new(folder), fleet, Arc::new(TestCatalogue)).unwrap();
         let sleep = Duration::from_millis(number(SLEEP));
         worker.generate_with_all(vec![SleepingGenerator(sleep)]).unwrap();
         println!("\nport 1");

@@ -1,5 +1,6 @@
 //! Files in a bucket: the same jobs, a service that is away for a while, and files that belong to nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_server::Config;
@@ -96,7 +97,7 @@ async fn processes_that_would_lose_files_do_not_start() {
     assert!(missing.contains("s3://nowhere"), "{missing}");
     let first = gateway("first", with(bucket(&s3, "", KEY))).unwrap();
     let worker = Config::new(folder.path().join("worker"));
-    let refused = open_worker(worker, plain.clone(), Box::new(TestCatalogue)).err().unwrap().to_string();
+    let refused = open_worker(worker, plain.clone(), Arc::new(TestCatalogue)).err().unwrap().to_string();
     assert!(refused.contains("keeps its files in `s3://images`"), "{refused}");
     drop(first);
     // Another fleet would take the files of this one for its own that belong to nothing.

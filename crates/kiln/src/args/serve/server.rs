@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::generator::MAX_SECONDS;
-use super::{GeneratorArgs, UpsampleSource};
+use super::fleet::{FleetArgs, ServerList, parse_servers};
+use super::generator::{GeneratorArgs, MAX_SECONDS};
+use crate::args::upsample::UpsampleSource;
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
@@ -108,9 +109,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub queue_length: u32,
 
-    #[cfg(feature = "fleet")]
     #[command(flatten)]
-    pub fleet: super::FleetArgs,
+    pub fleet: FleetArgs,
 
     /// Seconds after SIGTERM during which the server still answers: `/readyz` says that it is stopping, so that load
     /// balancers send no more requests
@@ -122,18 +122,14 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueArg {
     Length(u32),
-    #[cfg(feature = "fleet")]
-    Servers(Vec<String>),
+    Servers(ServerList),
 }
 
 fn queue(text: &str) -> Result<QueueArg, String> {
     match text.parse::<u32>() {
         Ok(length @ 1..=10_000) => Ok(QueueArg::Length(length)),
         Ok(_) => Err("expected a number from 1 to 10000".into()),
-        #[cfg(feature = "fleet")]
-        Err(_) => super::fleet::parse_servers(text).map(QueueArg::Servers),
-        #[cfg(not(feature = "fleet"))]
-        Err(_) => Err("expected a number from 1 to 10000".into()),
+        Err(_) => parse_servers(text).map(QueueArg::Servers),
     }
 }
 

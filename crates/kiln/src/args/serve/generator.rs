@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use kiln_engine::Settings;
 
-use super::{CheckArgs, MachineArgs};
+use crate::args::check::CheckArgs;
+use crate::args::machine::MachineArgs;
 
 /// The longest time that an option gives, in seconds: 30 days.
 pub const MAX_SECONDS: u64 = 30 * 24 * 3600;
@@ -54,7 +56,7 @@ pub struct GeneratorArgs {
     pub no_recipe: bool,
 
     /// Maximum batch size: images of similar queued jobs are generated together where that is faster; 1 disables batching
-    #[arg(long, value_name = "N", default_value_t = crate::generate::MAX_BATCH as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = Settings::MAX_BATCH as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_batch: u32,
 
     /// Maximum side of an image, in pixels; the same for a whole fleet

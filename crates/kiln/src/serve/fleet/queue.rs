@@ -5,12 +5,13 @@ use std::fmt::Write;
 use kiln_server::LoadedModel;
 use kiln_server::fleet::{FleetJob, NodeRecord, QueueAdmin};
 
-use super::queue_error;
+use super::shared::queue_error;
 use crate::args::{QueueAddress, QueueArgs, QueueCommand, WorkersArgs};
 use crate::error::CliError;
+use crate::output;
 
 fn open(address: &QueueAddress) -> Result<QueueAdmin, CliError> {
-    QueueAdmin::open(address.fleet.config(&address.servers.0)).map_err(|error| queue_error(&error))
+    QueueAdmin::open(address.fleet.config(&address.servers)).map_err(|error| queue_error(&error))
 }
 
 pub fn run(args: &QueueArgs) -> Result<(), CliError> {
@@ -20,7 +21,7 @@ pub fn run(args: &QueueArgs) -> Result<(), CliError> {
         QueueCommand::List { json } => print_jobs(&admin.jobs(), *json),
         QueueCommand::Dead { json } => print_jobs(&admin.dead().map_err(failed)?, *json),
         QueueCommand::Show { id } => match admin.job(id).map_err(failed)? {
-            Some(job) => crate::print(format!("{}\n", job.json).as_bytes()),
+            Some(job) => output::print(format!("{}\n", job.json).as_bytes()),
             None => Err(missing(id)),
         },
         QueueCommand::Retry { ids, all } => {
@@ -41,7 +42,7 @@ pub fn run(args: &QueueArgs) -> Result<(), CliError> {
                 let purge = if *dead { admin.purge_dead(id) } else { admin.purge(id) };
                 match (purge.map_err(failed)?, id) {
                     (0, Some(id)) => return Err(missing(id)),
-                    (count, _) => crate::print(format!("{count}\n").as_bytes())?,
+                    (count, _) => output::print(format!("{count}\n").as_bytes())?,
                 }
             }
             Ok(())
@@ -70,7 +71,7 @@ fn print_jobs(jobs: &[FleetJob], json: bool) -> Result<(), CliError> {
             let _ = writeln!(text, "{}", kiln_base::printable_line(&line));
         }
     }
-    crate::print(text.as_bytes())
+    output::print(text.as_bytes())
 }
 
 pub fn run_workers(args: &WorkersArgs) -> Result<(), CliError> {
@@ -82,7 +83,7 @@ pub fn run_workers(args: &WorkersArgs) -> Result<(), CliError> {
             let _ = writeln!(text, "{}", kiln_base::printable_line(&describe(&node)));
         }
     }
-    crate::print(text.as_bytes())
+    output::print(text.as_bytes())
 }
 
 /// A device with its free memory: `cuda:0 (38 GiB free)`.

@@ -7,17 +7,20 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kiln_engine::{LocalFiles, Model, Plan, Session};
+use kiln_engine::{LocalFiles, Model, Plan, Session, Settings};
 use kiln_server::{Config, Server};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::image::{PROMPT, request};
-use super::source::ModelSource;
+use super::catalogue::ModelCatalogue;
+use super::generator::Worker;
+use super::process;
 use crate::args::BenchArgs;
+use crate::bench::image::{PROMPT, request};
+use crate::bench::plan;
+use crate::bench::source::ModelSource;
 use crate::error::CliError;
-use crate::serve::catalogue::{ModelCatalogue, SharedCatalogue};
-use crate::serve::generator::Worker;
+use crate::output;
 
 /// Default number of sequential requests.
 const REPEAT: u32 = 8;
@@ -31,18 +34,16 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let size = args.size.unwrap_or((512, 512));
-    let source = super::source(args)?;
+    let source = plan::source(args)?;
     let model = source.model(3)?;
     let failed = |error: io::Error| CliError::new(format!("can't measure the server: {error}"));
     let folder = tempfile::tempdir().map_err(failed)?;
     let models = Arc::new(ModelCatalogue::single(NAME, Arc::clone(&model)));
-    let catalogue = Box::new(SharedCatalogue(Arc::clone(&models)));
-    let server = Server::open(Config::new(folder.path()), catalogue)
+    let server = Server::open(Config::new(folder.path()), models.clone())
         .map_err(|error| CliError::new(error.to_string()))?;
-    let session = Session::new(super::settings(args)?, crate::generate::MAX_BATCH);
+    let session = Session::new(plan::settings(args)?, Settings::MAX_BATCH);
     let generating = server.generate_with(Worker::new(session.into(), models, None)).map_err(failed)?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(failed)?;
+    let runtime = process::runtime()?;
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     runtime.spawn(kiln_server::serve(server.clone(), listener, std::future::pending()));
@@ -52,7 +53,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let _ = generating.join();
     let measured = measured.map_err(failed)?;
     let text = if args.json { format!("{:#}\n", measured) } else { table(&measured) };
-    crate::print(text.as_bytes())
+    output::print(text.as_bytes())
 }
 
 struct Client<'a> {

@@ -7,7 +7,32 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use kiln_server::fleet::{FleetConfig, GiveUp, S3Config};
 
-use super::GeneratorArgs;
+use super::generator::GeneratorArgs;
+
+const WORKER_EXAMPLES: &str = "\
+Examples:
+  kiln serve  --queue nats://queue:4222              (a gateway: APIs, page, gallery)
+  kiln worker --queue nats://queue:4222 -m klein-4b  (as many as you like, anywhere)
+  kiln worker --queue tls://queue:4222 --queue-credentials kiln.creds --device cuda:0,cuda:1 --metrics 0.0.0.0:9090";
+
+const QUEUE_EXAMPLES: &str = "\
+Examples:
+  kiln queue --queue nats://queue:4222 list
+  kiln queue --queue nats://queue:4222 dead
+  kiln queue --queue nats://queue:4222 retry --all";
+
+/// The commands of a fleet.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Generate the jobs of a fleet's queue on this machine
+    #[command(after_help = WORKER_EXAMPLES, args_override_self = true)]
+    Worker(Box<WorkerArgs>),
+    /// List, show, retry and purge the jobs of a fleet's queue
+    #[command(after_help = QUEUE_EXAMPLES)]
+    Queue(Box<QueueArgs>),
+    /// List the gateways and workers of a fleet
+    Workers(Box<WorkersArgs>),
+}
 
 /// How to reach the queue of a fleet.
 #[derive(Clone, Debug, Args)]
@@ -65,7 +90,7 @@ pub struct FleetArgs {
 
 impl FleetArgs {
     /// The configuration for these servers.
-    pub fn config(&self, servers: &[String]) -> FleetConfig {
+    pub fn config(&self, servers: &ServerList) -> FleetConfig {
         FleetConfig {
             prefix: self.queue_prefix.clone(),
             credentials: self.queue_credentials.clone(),
@@ -77,7 +102,7 @@ impl FleetArgs {
             replicas: self.queue_replicas as usize,
             s3: self.queue_files.as_deref().map(S3Config::from_env),
             name: self.node_name.clone().filter(|name| !name.is_empty()).unwrap_or_else(machine_name),
-            ..FleetConfig::new(servers.to_vec())
+            ..FleetConfig::new(servers.0.clone())
         }
     }
 }
@@ -89,12 +114,12 @@ fn machine_name() -> String {
 }
 
 /// Parses the addresses of NATS servers.
-pub fn parse_servers(text: &str) -> Result<Vec<String>, String> {
+pub fn parse_servers(text: &str) -> Result<ServerList, String> {
     let servers: Vec<String> = text.split(',').map(str::to_owned).collect();
     let is_url = |server: &String| server.starts_with("nats://") || server.starts_with("tls://");
     match servers.iter().find(|server| !is_url(server)) {
         Some(wrong) => Err(format!("`{wrong}` is no address of a NATS server, such as nats://queue:4222")),
-        None => Ok(servers),
+        None => Ok(ServerList(servers)),
     }
 }
 
@@ -102,7 +127,7 @@ pub fn parse_servers(text: &str) -> Result<Vec<String>, String> {
 #[derive(Clone, Debug, Args)]
 pub struct QueueAddress {
     /// NATS servers that hold the queue: nats://HOST:PORT or tls://HOST:PORT; several with commas
-    #[arg(long = "queue", value_name = "URL", env = "KILN_QUEUE", hide_env_values = true, value_parser = parse_list)]
+    #[arg(long = "queue", value_name = "URL", env = "KILN_QUEUE", hide_env_values = true, value_parser = parse_servers)]
     pub servers: ServerList,
 
     #[command(flatten)]
@@ -110,12 +135,8 @@ pub struct QueueAddress {
 }
 
 /// Addresses of NATS servers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerList(pub Vec<String>);
-
-fn parse_list(text: &str) -> Result<ServerList, String> {
-    parse_servers(text).map(ServerList)
-}
 
 #[derive(Clone, Debug, Args)]
 pub struct WorkerArgs {
