@@ -14,11 +14,15 @@ from pathlib import Path
 
 CRATES = Path(__file__).resolve().parent.parent / "crates"
 
-# The layers of a crate, lowest first: a file may name files of its own layer and of those before it. A file belongs to the
-# layer with the longest entry that its path starts with.
-LAYERS = {
-    "kiln-server": [("jobs", ["jobs"]), ("http", ["http"]), ("fleet", ["fleet"])],
-}
+
+def read_layers():
+    """The layers of each crate, lowest first: lists of modules at its root."""
+    lines = (Path(__file__).parent / "layers.txt").read_text().splitlines()
+    crates = (line.split(": ") for line in lines if not line.startswith("#"))
+    return {name: [layer.split(" ") for layer in layers.split(" | ")] for name, layers in crates}
+
+
+LAYERS = read_layers()
 
 
 def without_tests(text):
@@ -174,12 +178,7 @@ def circles(arrows):
 
 
 def layer_of(crate, module):
-    best, rank, path = -1, None, "/".join(module)
-    for index, (_, entries) in enumerate(LAYERS.get(crate, [])):
-        for entry in entries:
-            if (path == entry or path.startswith(entry + "/")) and len(entry) > best:
-                best, rank = len(entry), index
-    return rank
+    return next((rank for rank, layer in enumerate(LAYERS.get(crate, [])) if module[0] in layer), None)
 
 
 def main():

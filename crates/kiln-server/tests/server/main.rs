@@ -20,7 +20,6 @@ mod inputs;
 mod jobs;
 mod keys;
 mod kills;
-mod layers;
 mod marks;
 #[cfg(feature = "fleet")]
 mod nats;
