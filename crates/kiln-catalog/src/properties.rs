@@ -8,6 +8,8 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::error::Error;
+
 /// An ordered list of named values and groups of them. A `serde_json` map would sort them by name.
 ///
 /// Names are JSON's: `default_size`; text output writes them as words: `default size`.
@@ -169,6 +171,15 @@ impl<'de> Deserialize<'de> for Properties {
 
         deserializer.deserialize_map(Entries)
     }
+}
+
+/// A description, and an error if it is incomplete.
+#[derive(Debug)]
+pub struct Description {
+    /// What is known.
+    pub properties: Properties,
+    /// Why it is incomplete.
+    pub problem: Option<Error>,
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use kiln_weights::Error::{AmbiguousWeights, NoWeights};
 use kiln_weights::WeightSource;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::request::FileRef;
 
 /// Resolves the names in a request: paths on a command line, uploads and lists of known files in a server.
@@ -37,6 +37,18 @@ pub struct InputImage {
     pub image: Arc<RgbImage>,
     /// How a recipe refers to its file.
     pub file: FileRef,
+}
+
+/// Reads an image, and updates `file` with its hash.
+pub(crate) fn read_image(
+    inputs: &dyn InputResolver,
+    file: &mut FileRef,
+    role: &str,
+) -> Result<Arc<RgbImage>> {
+    let read = inputs.image(&file.path).with_context(|| format!("reading the {role}"))?;
+    let InputImage { image, file: hashed } = read;
+    *file = hashed;
+    Ok(image)
 }
 
 /// Prompt embeddings or noise: the tensors of a file, or tensors in memory.

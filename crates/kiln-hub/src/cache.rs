@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_family::Companion;
+
 use crate::error::io;
 use crate::name::is_path_component;
 use crate::select::{COMPONENTS, is_weights, matching};
@@ -194,6 +196,20 @@ impl Cache {
             },
         };
         Ok(file.map(|file| installed.snapshot.join(file)))
+    }
+
+    /// The companions to pull with a model: all but those in whose place the cache has another file.
+    pub(crate) fn companions_to_pull(&self, name: &ModelName) -> Vec<ModelName> {
+        let whole = name.alias().and_then(|alias| alias.whole);
+        if whole.and_then(|repo| self.installed(repo, "main")).is_some_and(|model| model.is_complete()) {
+            return Vec::new();
+        }
+        let has = |repo: &str, file: &str| !self.files(&ModelName::file(repo, file)).is_empty();
+        let is_replaced = |companion: &Companion| {
+            !has(companion.repo, companion.file) && has(companion.repo, companion.alternatives)
+        };
+        let needed = name.needed().iter().filter(|companion| !is_replaced(companion));
+        needed.map(|companion| ModelName::file(companion.repo, companion.file)).collect()
     }
 
     /// The files of a repository that a name means, relative to the snapshot, with their sizes.

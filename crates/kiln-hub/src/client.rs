@@ -10,6 +10,7 @@ use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use crate::name::is_path_component;
+use crate::remote_file::RemoteFile;
 use crate::{Error, HubSettings, ModelName, Result};
 
 /// The largest list of files that is accepted, in bytes.
@@ -19,17 +20,6 @@ const MAX_LIST_BYTES: u64 = 32 << 20;
 const MAX_LICENCE: usize = 60;
 /// The longest address of a licence that is shown, in bytes.
 const MAX_URL: usize = 300;
-
-/// A file of a repository.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoteFile {
-    /// Its path in the repository.
-    pub path: String,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Its checksum and name in the cache: SHA-256 of large files (LFS), git's SHA-1 of small ones.
-    pub hash: String,
-}
 
 /// The files of a repository at one commit.
 #[derive(Debug)]

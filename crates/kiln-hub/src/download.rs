@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use crate::client::{Client, RemoteFile};
+use crate::client::Client;
 use crate::error::io;
+use crate::remote_file::RemoteFile;
 use crate::{Error, HubSettings, Result};
 
 /// Bytes read at a time.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::client::RemoteFile;
+use crate::remote_file::RemoteFile;
 
 /// A model that can't be downloaded, found or removed.
 #[derive(Debug, thiserror::Error)]

@@ -23,12 +23,13 @@ mod download;
 mod error;
 mod name;
 mod pull;
+mod remote_file;
 mod select;
 mod settings;
 
 pub use cache::{Cache, InstalledModel, NamedModel};
-pub use client::RemoteFile;
 pub use error::{Error, Result};
 pub use name::ModelName;
 pub use pull::{ModelPlan, PullPlan, PullProgress, PullSummary, Terms, plan, plan_model, pull};
+pub use remote_file::RemoteFile;
 pub use settings::HubSettings;

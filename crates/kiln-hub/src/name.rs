@@ -2,7 +2,7 @@
 
 use kiln_family::{Alias, Companion, Licence};
 
-use crate::{Cache, Error, Result};
+use crate::{Error, Result};
 
 /// A repository, its revision and a pattern for its files: `owner/repo[@revision][:pattern]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,29 +70,15 @@ impl ModelName {
         self.needed().iter().map(|companion| ModelName::file(companion.repo, companion.file)).collect()
     }
 
-    /// The companions to pull with the model: all but those in whose place the cache has another file.
-    pub(crate) fn companions_to_pull(&self, cache: &Cache) -> Vec<ModelName> {
-        let whole = self.alias().and_then(|alias| alias.whole);
-        if whole.and_then(|repo| cache.installed(repo, "main")).is_some_and(|model| model.is_complete()) {
-            return Vec::new();
-        }
-        let has = |repo: &str, file: &str| !cache.files(&ModelName::file(repo, file)).is_empty();
-        let is_replaced = |companion: &Companion| {
-            !has(companion.repo, companion.file) && has(companion.repo, companion.alternatives)
-        };
-        let needed = self.needed().iter().filter(|companion| !is_replaced(companion));
-        needed.map(|companion| ModelName::file(companion.repo, companion.file)).collect()
-    }
-
-    fn file(repo: &str, pattern: &str) -> ModelName {
+    pub(crate) fn file(repo: &str, pattern: &str) -> ModelName {
         ModelName { repo: repo.into(), revision: "main".into(), pattern: Some(pattern.into()) }
     }
 
-    fn needed(&self) -> &'static [Companion] {
+    pub(crate) fn needed(&self) -> &'static [Companion] {
         self.alias().map_or(&[], |alias| alias.companions)
     }
 
-    fn alias(&self) -> Option<&'static Alias> {
+    pub(crate) fn alias(&self) -> Option<&'static Alias> {
         let named = Alias::of(&self.repo, self.pattern.as_deref());
         // Another file of a repository of transformers needs the same.
         named.or_else(|| Alias::only_one(&self.repo))

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::client::{Client, RemoteFile, RepoListing};
+use crate::client::{Client, RepoListing};
 use crate::download::Download;
 use crate::error::io;
+use crate::remote_file::RemoteFile;
 use kiln_family::Licence;
 
 use crate::{Cache, Error, HubSettings, ModelName, Result, select};
@@ -99,7 +100,7 @@ pub struct ModelPlan {
 /// nothing.
 pub fn plan_model(settings: &HubSettings, name: &ModelName) -> Result<ModelPlan> {
     let model = plan(settings, name)?;
-    let companions = name.companions_to_pull(&Cache::new(&settings.cache));
+    let companions = Cache::new(&settings.cache).companions_to_pull(name);
     let companions = companions.iter().map(|companion| plan(settings, companion)).collect::<Result<_>>()?;
     Ok(ModelPlan { model, companions })
 }

@@ -1,6 +1,6 @@
 //! Selecting the files of a repository to download.
 
-use crate::client::RemoteFile;
+use crate::remote_file::RemoteFile;
 use crate::{Error, ModelName, Result};
 
 /// The components of a model that Kiln uses: folders of a diffusers repository.

@@ -11,13 +11,8 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
 
 use crate::header::Header;
+use crate::limits::{MAX_BYTES, MAX_SIDE};
 use crate::{Error, GrayImage, Result, RgbImage, counters, jpeg, png_chunks};
-
-/// Longest side of an image that is read, in pixels.
-pub const MAX_SIDE: u32 = 16384;
-
-/// Most bytes that an image may have, as a file and decoded.
-pub const MAX_BYTES: u64 = 512 << 20;
 
 /// Most bytes that decoding may take for what is not a pixel: copies of the file, tables, frames that are larger.
 const MAX_BESIDE_PIXELS: u64 = 4 * MAX_BYTES;

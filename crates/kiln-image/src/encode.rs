@@ -1,27 +1,15 @@
 //! Encoding images, with the recipe that generated them embedded.
 
-use std::fmt;
 use std::path::Path;
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 use crate::recipe::{KEYWORD, PARAMETERS};
-use crate::{Error, Result, RgbImage, exif, jpeg, png_strips, webp};
+use crate::{Error, Format, Result, RgbImage, exif, jpeg, png_strips, webp};
 
 /// Default JPEG quality: high enough that no loss is visible.
 const JPEG_QUALITY: u8 = 95;
-
-/// An output format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Lossless; the recipe is an `iTXt` chunk.
-    Png,
-    /// Quality 95, full colour resolution; the recipe is in comment segments.
-    Jpeg,
-    /// Lossless unless a quality is given; the recipe is in EXIF.
-    Webp,
-}
 
 impl Format {
     /// Returns the format that the path's extension names.
@@ -36,34 +24,6 @@ impl Format {
                 Err(Error::Format { path: path.into(), found })
             }
         }
-    }
-
-    /// The usual file name extension, without the dot.
-    pub fn extension(self) -> &'static str {
-        match self {
-            Format::Png => "png",
-            Format::Jpeg => "jpg",
-            Format::Webp => "webp",
-        }
-    }
-
-    /// The MIME type.
-    pub fn media_type(self) -> &'static str {
-        match self {
-            Format::Png => "image/png",
-            Format::Jpeg => "image/jpeg",
-            Format::Webp => "image/webp",
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Format::Png => "PNG",
-            Format::Jpeg => "JPEG",
-            Format::Webp => "WebP",
-        })
     }
 }
 

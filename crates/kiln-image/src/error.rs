@@ -27,7 +27,7 @@ pub enum Error {
         reason: String,
     },
     /// A text in the file can't be read.
-    #[error("image `{name}` holds a text that is damaged or longer than {} MiB", crate::recipe::MAX_TEXT >> 20)]
+    #[error("image `{name}` holds a text that is damaged or longer than {} MiB", crate::limits::MAX_TEXT >> 20)]
     Text {
         /// The file, or the caller's name for the bytes.
         name: String,

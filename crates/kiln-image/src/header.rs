@@ -5,6 +5,7 @@
 //! a TIFF's lists of strips, a JPEG inside a TIFF, the Huffman codes of a lossless WebP.
 
 mod gif;
+mod memory;
 mod tiff;
 mod vp8l;
 mod webp;
@@ -12,21 +13,8 @@ mod webp;
 use image::ImageFormat;
 
 use crate::{jpeg, png_chunks};
-
-/// Copies of a file's bytes that decoders make: of all of it, or of its metadata.
-const FILE_COPIES: u64 = 3;
-
-/// The headers of an image file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) width: u32,
-    pub(crate) height: u32,
-    /// Most bytes for each pixel while it is decoded: stored, in the decoder's buffers, and as RGB.
-    pixel_bytes: u64,
-    /// Bytes that do not depend on the size of the image.
-    extra: u64,
-    file: u64,
-}
+pub(crate) use memory::Header;
+use memory::{truncated, twice_and_rgb};
 
 impl Header {
     /// Reads the headers of a file; an error says what is wrong with them.
@@ -45,28 +33,6 @@ impl Header {
         }
         Ok(Header { file: bytes.len() as u64, ..header })
     }
-
-    /// The most memory that decoding takes, in bytes.
-    pub(crate) fn memory(&self) -> u64 {
-        // Decoders round the sides up to whole blocks.
-        let side = |side: u32| u64::from(side).next_multiple_of(64);
-        let pixels = side(self.width).saturating_mul(side(self.height));
-        pixels.saturating_mul(self.pixel_bytes).saturating_add(self.beside_pixels())
-    }
-
-    /// The memory for what is not a pixel.
-    pub(crate) fn beside_pixels(&self) -> u64 {
-        self.extra.saturating_add(FILE_COPIES.saturating_mul(self.file))
-    }
-}
-
-fn truncated() -> String {
-    "the file is truncated".into()
-}
-
-/// Twice the stored pixels, because they may be rotated, and RGB.
-fn twice_and_rgb(stored: u64) -> u64 {
-    stored.saturating_mul(2).saturating_add(3)
 }
 
 fn png(bytes: &[u8]) -> Result<Header, String> {

@@ -26,10 +26,12 @@ mod deflate;
 mod encode;
 mod error;
 mod exif;
+mod format;
 mod header;
 mod huffman;
 mod inpaint;
 mod jpeg;
+mod limits;
 mod overlay;
 mod png_chunks;
 mod png_strips;
@@ -43,12 +45,12 @@ mod webp;
 mod write;
 
 pub use counters::{Counters, counters};
-pub use decode::{
-    MAX_BYTES, MAX_SIDE, decoding_bytes, dimensions, from_bytes, from_bytes_with_mask, open, open_gray,
-};
-pub use encode::{Encoding, Format, encode, encode_with, encode_with_parameters};
+pub use decode::{decoding_bytes, dimensions, from_bytes, from_bytes_with_mask, open, open_gray};
+pub use encode::{Encoding, encode, encode_with, encode_with_parameters};
 pub use error::{Error, Result};
+pub use format::Format;
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};
+pub use limits::{MAX_BYTES, MAX_SIDE};
 pub use overlay::paste_back;
 pub use prepare::{init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to};
 pub use raster::{GrayImage, Raster, RgbImage};

@@ -4,6 +4,7 @@ use image::ImageFormat;
 
 use crate::decode::sniff;
 use crate::header::Header;
+use crate::limits::MAX_TEXT;
 use crate::{Error, Result, exif, jpeg, png_chunks, webp};
 
 /// The PNG keyword and EXIF software name of a recipe.
@@ -14,9 +15,6 @@ pub(crate) const PARAMETERS: &str = "parameters";
 
 /// Prefix of the JPEG comments that hold the recipe.
 pub(crate) const COMMENT_TAG: &[u8] = b"kiln:";
-
-/// Longest text of a file that is returned. Compressed, it may be a thousandth of that.
-pub(crate) const MAX_TEXT: usize = 1 << 20;
 
 /// Returns the recipe in an image file that Kiln wrote; `None` if there is none.
 ///

@@ -50,7 +50,5 @@ pub use jobs::limits::Limits;
 pub use jobs::priority::Priority;
 pub use jobs::store::{GalleryLimits, StoreError};
 pub use jobs::traces::TraceConfig;
-pub use jobs::trainer::{
-    LossPoint, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles, TrainingProgress,
-    TrainingStep, TrainingTask,
-};
+pub use jobs::trainer::{TrainableModel, Trainer, TrainingEnd, TrainingFiles};
+pub use jobs::trainings::{LossPoint, TrainingCheck, TrainingProgress, TrainingStep, TrainingTask};

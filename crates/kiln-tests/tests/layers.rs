@@ -27,8 +27,10 @@ fn imports_run_down_only() {
             let text = fs::read_to_string(&path).unwrap();
             let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
             let code = code.join("\n");
-            let above: Vec<&str> =
-                modules(&code).into_iter().filter(|module| rank(module).is_some_and(|other| other > own)).collect();
+            let above: Vec<&str> = modules(&code)
+                .into_iter()
+                .filter(|module| rank(module).is_some_and(|other| other > own))
+                .collect();
             assert!(above.is_empty(), "{} names {above:?}, which is above it", path.display());
             let foreign = NOT_IN_JOBS.iter().find(|word| module == "jobs" && code.contains(**word));
             assert_eq!(foreign, None, "in {}", path.display());

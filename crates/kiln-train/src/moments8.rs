@@ -4,7 +4,7 @@ use kiln_ops::training::{BLOCK, CodeBook, Quantized8};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use crate::optimizer::{NAMES, find, upload};
+use crate::state::{NAMES, find, upload};
 use crate::{Error, Result, TrainerState};
 
 /// Tensors of fewer elements keep f32 moments, as bitsandbytes' do: they take little memory.

@@ -1,13 +1,12 @@
 //! The optimizers' state, and one step for all parameters.
 
-use std::collections::BTreeMap;
-
 use kiln_ops::training::{AdamWStep, AdamWTensor, ProdigyStep, ProdigyTensor, QuantizedAdamWTensor};
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use crate::adapter::Param;
 use crate::moments8::Moments8;
+use crate::state::{NAMES, upload};
 use crate::{Error, Optimizer, Result, TrainerState};
 
 /// An optimizer with the state of every parameter, in the order of the parameters.
@@ -37,9 +36,6 @@ struct Distance {
     largest: f64,
     numerator: f64,
 }
-
-/// What states call the moments.
-pub(crate) const NAMES: [&str; 3] = ["m", "v", "s"];
 
 impl<B: TrainingBackend> OptimizerState<B> {
     /// The state before the first step.
@@ -182,26 +178,6 @@ impl<B: TrainingBackend> OptimizerState<B> {
         }
         Ok(())
     }
-}
-
-/// Replaces a tensor by the one of this name in a saved state.
-pub(crate) fn upload<B: TrainingBackend>(
-    b: &B,
-    to: &mut B::Tensor,
-    name: &str,
-    state: &TrainerState,
-) -> Result<()> {
-    let host = find(&state.tensors, name)?;
-    if host.shape() != to.shape() {
-        let (found, expected) = (host.shape(), to.shape());
-        return Err(Error::State(format!("`{name}` has shape {found}, expected {expected}")));
-    }
-    *to = b.upload(host, DType::F32)?;
-    Ok(())
-}
-
-pub(crate) fn find<'a>(tensors: &'a BTreeMap<String, HostTensor>, name: &str) -> Result<&'a HostTensor> {
-    tensors.get(name).ok_or_else(|| Error::State(format!("the state has no tensor `{name}`")))
 }
 
 /// A step of Prodigy (Mishchenko and Defazio): the distance grows with the gradients' agreement, the rest is AdamW on gradients

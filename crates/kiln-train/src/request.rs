@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::AdapterKind;
-pub use choices::{Checkpointing, LearningSchedule, LoraLayout, OptimizerName, SaveDtype, SigmaLevels};
-pub use preset::Preset;
+pub use choices::{
+    Checkpointing, LearningSchedule, LoraLayout, OptimizerName, Preset, SaveDtype, SigmaLevels,
+};
 
 /// What to learn, and how. Over HTTP, models are given by name and images are sent along; fields about files of the
 /// machine are not accepted.

@@ -6,8 +6,6 @@ use kiln_tensor::DType;
 use kiln_weights::LinearPrecision;
 use serde::{Deserialize, Serialize};
 
-use crate::OptimizerName;
-
 /// The settings of a training. [`TrainSettings::default`] is a LoRA of rank 16 on all layers of the blocks, trained with
 /// AdamW at 1e-4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -199,8 +197,8 @@ pub enum LayerGroup {
     SingleOut,
 }
 
-const BETAS: [f32; 2] = [0.9, 0.999];
-const EPS: f32 = 1e-8;
+pub(crate) const BETAS: [f32; 2] = [0.9, 0.999];
+pub(crate) const EPS: f32 = 1e-8;
 
 /// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -246,16 +244,6 @@ impl Default for Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer with the usual constants.
-    pub fn named(name: OptimizerName, weight_decay: f32) -> Optimizer {
-        let (betas, eps) = (BETAS, EPS);
-        match name {
-            OptimizerName::Adamw => Optimizer::AdamW { betas, eps, weight_decay },
-            OptimizerName::Adamw8bit => Optimizer::AdamW8bit { betas, eps, weight_decay },
-            OptimizerName::Prodigy => Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-6, d_coef: 1.0 },
-        }
-    }
-
     /// The usual learning rate; for Prodigy, the factor of its own estimate.
     pub fn usual_rate(&self) -> f32 {
         if matches!(self, Optimizer::Prodigy { .. }) { 1.0 } else { 1e-4 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kiln_tensor::HostTensor;
+use kiln_ops::{Tensor as _, TrainingBackend};
+use kiln_tensor::{DType, HostTensor};
+
+use crate::{Error, Result};
 
 /// The outcome of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,4 +29,27 @@ pub struct TrainerState {
     pub tensors: BTreeMap<String, HostTensor>,
     /// Numbers of the optimizer by name.
     pub numbers: BTreeMap<String, f64>,
+}
+
+/// What states call the moments.
+pub(crate) const NAMES: [&str; 3] = ["m", "v", "s"];
+
+/// Replaces a tensor by the one of this name in a saved state.
+pub(crate) fn upload<B: TrainingBackend>(
+    b: &B,
+    to: &mut B::Tensor,
+    name: &str,
+    state: &TrainerState,
+) -> Result<()> {
+    let host = find(&state.tensors, name)?;
+    if host.shape() != to.shape() {
+        let (found, expected) = (host.shape(), to.shape());
+        return Err(Error::State(format!("`{name}` has shape {found}, expected {expected}")));
+    }
+    *to = b.upload(host, DType::F32)?;
+    Ok(())
+}
+
+pub(crate) fn find<'a>(tensors: &'a BTreeMap<String, HostTensor>, name: &str) -> Result<&'a HostTensor> {
+    tensors.get(name).ok_or_else(|| Error::State(format!("the state has no tensor `{name}`")))
 }

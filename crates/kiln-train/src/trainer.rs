@@ -10,7 +10,8 @@ use kiln_weights::TrainedModule;
 
 use crate::adapter::{AdapterSet, derive, target_layers};
 use crate::objective::{NoisyExample, PreparedExample};
-use crate::optimizer::{OptimizerState, find};
+use crate::optimizer::OptimizerState;
+use crate::state::find;
 use crate::{Error, Example, Result, StepReport, Stepper, TrainSettings, TrainerState};
 
 /// Distance on the t axis between the image and its references.

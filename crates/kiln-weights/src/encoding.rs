@@ -20,16 +20,31 @@ mod comfy;
 mod config;
 mod foreign;
 mod nvfp4;
+mod read;
 
-use kiln_tensor::packed::{BlockScales, Format, PackedTensor, TileScales};
-use kiln_tensor::{DType, HostTensor, Shape};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
-use crate::file::WeightFile;
-use crate::header::TensorEntry;
-use crate::{Error, Result};
-pub(crate) use attach::{Tensors, attach_scales, unknown_bytes};
+use kiln_tensor::packed::Format;
+use kiln_tensor::{DType, Shape};
+
+pub(crate) use attach::{attach_scales, unknown_bytes};
 pub(crate) use comfy::METADATA as COMFY_METADATA;
 pub(crate) use config::{HEADER_CONFIG, QuantizationConfig};
+pub(crate) use read::read_packed;
+
+/// A tensor in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorEntry {
+    pub dtype: DType,
+    pub shape: Shape,
+    /// Its bytes in the file.
+    pub range: Range<usize>,
+    pub encoding: Encoding,
+}
+
+/// Tensors by name, each with the number of its file.
+pub(crate) type Tensors = BTreeMap<String, (usize, TensorEntry)>;
 
 /// How a tensor's values are encoded in its bytes.
 #[derive(Clone, Debug)]
@@ -150,55 +165,6 @@ impl Encoding {
         };
         scales.into_iter().flatten()
     }
-}
-
-/// The tensor at `entry` of `files[file]` as a packed matrix, with its last dimension as columns.
-pub(crate) fn read_packed(
-    files: &[WeightFile],
-    file: usize,
-    name: &str,
-    entry: &TensorEntry,
-) -> Result<PackedTensor> {
-    let source = &files[file];
-    let unusable =
-        |error| Error::Tensor { file: source.path.clone(), tensor: name.to_owned(), source: error };
-    let Some(format) = entry.encoding.format(entry.dtype) else {
-        return PackedTensor::from_dense(&source.tensor(name, entry)?).map_err(unusable);
-    };
-    // Convolutions have a row per output channel.
-    let shape = match entry.shape.dims() {
-        [rows, rest @ ..] if rest.len() > 1 => [*rows, rest.iter().product()],
-        _ => [entry.shape.rows(), entry.shape.last()],
-    };
-    let matrix = PackedTensor::new(format, shape, source.data(entry)).map_err(unusable)?;
-    match &entry.encoding {
-        Encoding::Dense | Encoding::Blocks(_) => Ok(matrix),
-        Encoding::ScaledFp8(fp8) => {
-            let scales = read_scales(files, &fp8.scales)?;
-            let scaled = match (fp8.layout, &scales[..]) {
-                (ScaleLayout::Tensor, [one]) => Ok(matrix.with_scale(*one)),
-                (ScaleLayout::Tile(tile), _) => {
-                    matrix.with_tile_scales(TileScales { scales: scales.into(), tile })
-                }
-                _ => matrix.with_row_scales(&scales),
-            };
-            scaled.map_err(unusable)
-        }
-        Encoding::NvFp4(nvfp4) => {
-            let scales = files[nvfp4.blocks.file].data(&nvfp4.blocks.entry);
-            let global = read_scales(files, &nvfp4.global)?.first().copied().unwrap_or(1.0);
-            let nvfp4::Order { swizzled, high_first } = nvfp4.order;
-            matrix.with_block_scales(BlockScales { scales, swizzled, high_first, global }).map_err(unusable)
-        }
-    }
-}
-
-/// Reads scales, which may have any float dtype.
-fn read_scales(files: &[WeightFile], scale: &TensorRef) -> Result<Vec<f32>> {
-    let file = &files[scale.file];
-    let tensor: HostTensor = file.tensor(&scale.name, &scale.entry)?;
-    let values = tensor.to_f32().map(|values| values.into_owned());
-    values.map_err(|source| Error::Tensor { file: file.path.clone(), tensor: scale.name.clone(), source })
 }
 
 #[cfg(test)]

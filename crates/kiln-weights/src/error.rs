@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{LinearError, Shape};
 
+use crate::similar::quoted;
 use crate::{Component, LoraProblem, MalformedFile};
 
 /// Why weights can't be read or written.
@@ -161,16 +162,6 @@ fn verdict(file: &Path, problem: &MalformedFile) -> String {
 fn container(file: &Path) -> &'static str {
     let gguf = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     if gguf { "GGUF" } else { "safetensors" }
-}
-
-/// Formats names for a message: the first eight, and the number of the others.
-pub(crate) fn quoted(names: &[String]) -> String {
-    const SHOWN: usize = 8;
-    let shown: Vec<String> = names.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
 }
 
 fn similar_hint(similar: &[String], count: usize) -> String {

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kiln_tensor::HostTensor;
 
+use crate::encoding::TensorEntry;
 use crate::gguf::MetadataArray;
-use crate::header::{Header, TensorEntry};
+use crate::header::Header;
 use crate::map::MappedFile;
 use crate::{Error, MalformedFile, Result, gguf};
 

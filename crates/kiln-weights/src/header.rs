@@ -5,28 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 
-use kiln_tensor::{DType, Shape};
+use kiln_tensor::Shape;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
-use crate::encoding::Encoding;
+use crate::encoding::{Encoding, TensorEntry};
 use crate::malformed::check_empty;
 use crate::{MalformedFile, dtypes};
 
 /// The limit of the reference implementation; real headers have some hundred kilobytes.
 const MAX_HEADER: u64 = 100_000_000;
-
-/// A tensor in a file.
-#[derive(Clone, Debug)]
-pub(crate) struct TensorEntry {
-    pub dtype: DType,
-    pub shape: Shape,
-    /// Its bytes in the file.
-    pub range: Range<usize>,
-    pub encoding: Encoding,
-}
 
 /// A validated header: every range is inside the file and has the size that dtype and shape need.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_tensor::{DType, Shape};
 
-use crate::error::quoted;
+use crate::similar::quoted;
 use crate::source::Unclaimed;
 use crate::{Component, Error, Result, WeightSource};
 use crate::{encoding, layout};

@@ -38,6 +38,7 @@ mod file;
 mod fingerprint;
 mod folder;
 mod gguf;
+mod gguf_types;
 mod header;
 mod index;
 mod int8;

@@ -2,7 +2,7 @@
 
 use kiln_tensor::Shape;
 
-use crate::{dtypes, gguf};
+use crate::{dtypes, gguf_types};
 
 /// The largest dimension of a tensor without elements.
 const MAX_EMPTY_DIM: usize = 1 << 20;
@@ -90,14 +90,14 @@ pub enum MalformedFile {
     #[error(
         "tensor `{tensor}` is stored as {dtype}, which Kiln does not support; take a {instead} file of the same model \
          (Kiln reads {})",
-        gguf::supported_types()
+        gguf_types::supported_types()
     )]
     GgufType { tensor: String, dtype: &'static str, instead: &'static str },
     /// A GGUF type that did not exist when Kiln was written, or never.
     #[error(
         "tensor `{tensor}` has type number {id}, which Kiln does not know: the file is newer than this Kiln, or \
          damaged; take a Q4_K or IQ4_XS file of the same model (Kiln reads {})",
-        gguf::supported_types()
+        gguf_types::supported_types()
     )]
     UnknownGgufType { tensor: String, id: u32 },
     /// Rejected by the safetensors crate for another reason.

@@ -1,16 +1,15 @@
 //! Quantization of a transformer's linear layers to int8, written to a new file.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use kiln_tensor::{DType, HostTensor};
 
+use crate::export::metadata::{PRECISION_KEY, kept_metadata};
+use crate::export::report::{ErrorSums, Report, layer_kind};
 use crate::save::{TensorSpec, stream};
-use crate::{Error, LinearPrecision, Result, WeightSource, export, int8};
+use crate::{Error, LinearPrecision, Result, WeightSource, int8};
 
-/// The metadata key of the precision in which a file's linear layers are meant to be used.
-pub const PRECISION_KEY: &str = "kiln.linear";
 /// The key's value in files that [`quantize`] wrote.
 const INT8: &str = int8::NAME;
 
@@ -29,76 +28,19 @@ impl WeightSource {
     /// The memory that [`LinearPrecision::Int8`] takes beside the files: one byte for every weight that is not stored in
     /// int8.
     pub fn int8_bytes_to_quantize(&self) -> u64 {
-        self.count_weights(|name| is_quantizable(self, name))
+        self.count_weights(|name| self.is_quantizable(name))
     }
 
     /// The memory of all int8 weights, if those that are stored in int8 are copied, too.
     pub fn int8_bytes(&self) -> u64 {
         self.count_weights(|name| {
-            is_quantizable(self, name) || self.is_int8(name) && int8::is_block_layer(name)
+            self.is_quantizable(name) || self.is_int8(name) && int8::is_block_layer(name)
         })
     }
 
     fn count_weights(&self, counts: impl Fn(&str) -> bool) -> u64 {
         let counted = self.names().filter(|name| counts(name)).filter_map(|name| self.entry(name));
         counted.map(|(_, shape)| shape.numel() as u64).sum()
-    }
-}
-
-/// Whether `name` is a float matrix of a layer that is used in int8.
-pub(crate) fn is_quantizable(source: &WeightSource, name: &str) -> bool {
-    let Some((dtype, shape)) = source.entry(name) else { return false };
-    let float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64);
-    let values = float || dtype.is_fp8() || source.packed_format(name).is_some();
-    values && shape.rank() == 2 && name.strip_suffix(".weight").is_some_and(int8::is_block_layer)
-}
-
-/// The quantization error of the layers of one kind.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LayerGroup {
-    /// The layers' name, without the number of the block.
-    pub name: String,
-    /// The name of the type they were written in.
-    pub storage: &'static str,
-    /// How many there are.
-    pub layers: usize,
-    /// Their weights.
-    pub weights: u64,
-    /// `‖quantized - weight‖ / ‖weight‖` over all of them.
-    pub error: f64,
-}
-
-/// What was written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// The quantized layers, by kind.
-    pub groups: Vec<LayerGroup>,
-    /// The layers that were to be quantized, by the type they were written in: another one than was asked for if their
-    /// rows are no whole blocks of it.
-    pub layers: BTreeMap<&'static str, usize>,
-    /// Other tensors that were written in another type than the source's: how many, by both types.
-    pub changed: BTreeMap<(&'static str, &'static str), usize>,
-    /// Tensors that were not quantized.
-    pub copied: usize,
-    /// Bytes of all tensors before and after.
-    pub bytes: [u64; 2],
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.groups.iter().map(|g| g.name.len()).max().unwrap_or(0);
-        for LayerGroup { name, layers, weights, error, .. } in &self.groups {
-            let millions = *weights as f64 / 1e6;
-            writeln!(
-                f,
-                "{name:width$}  {layers:3} layers  {millions:8.1} M weights  {:.2} % off",
-                100.0 * error
-            )?;
-        }
-        for ((before, after), count) in &self.changed {
-            writeln!(f, "{count} tensors written as {after}, were {before}")?;
-        }
-        write!(f, "{} tensors kept as they are", self.copied - self.changed.values().sum::<usize>())
     }
 }
 
@@ -113,7 +55,7 @@ pub fn quantize(
     threads: usize,
     progress: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Report> {
-    let is_quantizable = |name: &str| is_quantizable(source, name);
+    let is_quantizable = |name: &str| source.is_quantizable(name);
     let (mut plan, mut changed) = (Vec::new(), BTreeMap::new());
     for name in source.names() {
         let Some((dtype, shape)) = source.entry(name) else { continue };
@@ -141,7 +83,7 @@ pub fn quantize(
             already_int8: source.names().any(|name| source.is_int8(name)),
         });
     }
-    let mut metadata = export::kept_metadata(source);
+    let mut metadata = kept_metadata(source);
     metadata.insert(PRECISION_KEY.into(), INT8.into());
     let mut quantizer = Quantizer { source, threads, next_scale: None, groups: BTreeMap::new() };
     let (mut done, total) = (0, plan.len());
@@ -171,29 +113,6 @@ struct Quantizer<'a> {
     groups: BTreeMap<String, ErrorSums>,
 }
 
-/// The quantization error of the layers of one kind, so far.
-#[derive(Default)]
-pub(crate) struct ErrorSums {
-    pub layers: usize,
-    weights: u64,
-    squares: [f64; 2],
-}
-
-impl ErrorSums {
-    /// Adds a layer.
-    pub fn add(&mut self, weights: u64, squares: [f64; 2]) {
-        self.layers += 1;
-        self.weights += weights;
-        self.squares = [self.squares[0] + squares[0], self.squares[1] + squares[1]];
-    }
-
-    pub fn group(self, name: String, storage: &'static str) -> LayerGroup {
-        let [error, value] = self.squares;
-        let error = (error / value.max(f64::MIN_POSITIVE)).sqrt();
-        LayerGroup { name, storage, layers: self.layers, weights: self.weights, error }
-    }
-}
-
 impl Quantizer<'_> {
     fn tensor(&mut self, spec: &TensorSpec, quantized: bool) -> Result<HostTensor> {
         if let Some((_, scale)) = self.next_scale.take_if(|(name, _)| *name == spec.name) {
@@ -211,13 +130,4 @@ impl Quantizer<'_> {
         self.next_scale = Some((int8::scale_name(&spec.name), quantized.scale));
         Ok(quantized.weight)
     }
-}
-
-/// `transformer_blocks.attn.to_q` for `transformer_blocks.3.attn.to_q.weight`.
-pub(crate) fn layer_kind(name: &str) -> String {
-    let segments: Vec<&str> = name.split('.').collect();
-    let number = segments.iter().position(|segment| segment.parse::<usize>().is_ok());
-    let kept = segments.iter().enumerate();
-    let kept = kept.filter(|(i, segment)| Some(*i) != number && **segment != "weight");
-    kept.map(|(_, segment)| *segment).collect::<Vec<_>>().join(".")
 }

@@ -37,6 +37,16 @@ fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
     Some(last[b.len()]).filter(|&d| d <= limit)
 }
 
+/// Formats names for a message: the first eight, and the number of the others.
+pub(crate) fn quoted(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

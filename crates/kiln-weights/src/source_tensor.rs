@@ -6,9 +6,9 @@ use std::ops::Range;
 use kiln_tensor::packed::PackedTensor;
 use kiln_tensor::{DType, HostTensor, Shape};
 
+use crate::encoding::TensorEntry;
 use crate::encoding::{self, Encoding};
 use crate::file::WeightFile;
-use crate::header::TensorEntry;
 use crate::layout::View;
 use crate::{Error, Result};
 

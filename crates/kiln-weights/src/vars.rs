@@ -255,3 +255,10 @@ fn concatenate(vectors: &[HostTensor]) -> kiln_tensor::Result<HostTensor> {
     let dtype = vectors.first().map_or(DType::F32, HostTensor::dtype);
     HostTensor::new(dtype, [vectors.iter().map(HostTensor::numel).sum()], bytes.into())
 }
+
+impl WeightSource {
+    /// A cursor at the top, with linear layers as floats and without LoRAs.
+    pub fn root(&self) -> Vars<'_> {
+        Vars::new(self)
+    }
+}

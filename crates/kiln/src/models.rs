@@ -19,11 +19,6 @@ pub fn resolve(model: Option<&Path>) -> Result<ModelLocation, CliError> {
     Ok(folders().resolve(model)?)
 }
 
-/// Returns a folder next to the user's models folder.
-pub fn sibling_folder(name: &str) -> Option<PathBuf> {
-    folders().paths().last()?.parent().map(|kiln| kiln.join(name))
-}
-
 /// Returns the default model: the environment's, or that of the user's settings.
 pub fn default_model() -> Option<PathBuf> {
     kiln_base::folders::from_env("KILN_MODEL").or_else(|| settings::get().model.clone())

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use kiln_engine::{ComponentFile, Field, Model, VariantSource, config_key, find_variant, hint, text};
 use kiln_family::Variant;
 use kiln_nn::{text_encoder, transformer, vae};
-use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
-use kiln_weights::quantize::Report;
+use kiln_weights::export::{
+    Container, NAME_KEY, Options, Report, Storage, TensorNames, export, export_shards,
+};
 use kiln_weights::{Component, WeightSource};
 use serde_json::{Value, json};
 

@@ -7,8 +7,9 @@ use std::path::Path;
 use kiln_engine::{Field, Model, hint, text};
 use kiln_family::Variant;
 use kiln_weights::Component;
+use kiln_weights::export::Report;
 use kiln_weights::export::{Container, Options, TensorNames, export};
-use kiln_weights::quantize::{Report, quantize};
+use kiln_weights::quantize::quantize;
 use serde_json::Value;
 
 use super::component::{ConvertOptions, SourceComponent, without_quantization};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_tensor::packed::Format;
-use kiln_weights::quantize::{LayerGroup, Report};
+use kiln_weights::export::{LayerGroup, Report};
 
 use crate::properties::Properties;
 use crate::values::{bytes, count};

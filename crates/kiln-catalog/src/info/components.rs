@@ -4,16 +4,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_engine::ComponentFile;
+use kiln_engine::{ComponentFile, Model};
 use kiln_family::Family;
 use kiln_nn::{language_model, text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
-use super::Description;
-use super::model::absence;
 use crate::error::Error;
 use crate::location::ModelLocation;
-use crate::properties::Properties;
+use crate::properties::{Description, Properties};
 
 /// Names the kind of a file with components of a model.
 pub(super) fn kind(source: &WeightSource) -> String {
@@ -188,4 +186,22 @@ fn storage_counts(component: Component, weights: &WeightSource) -> Properties {
         let text: Vec<String> = counts.iter().map(|(storage, count)| format!("{count} {storage}")).collect();
         properties.with(*group, text.join(", "))
     })
+}
+
+/// Says why a model has no such component, and what to do about it.
+pub(super) fn absence(model: &Model, component: Component) -> String {
+    let option = format!("--{}", component.folder().replace('_', "-"));
+    if let Some(files) = model.candidates(component) {
+        let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
+        return format!("none: several files could be it: {}; name one with {option}", files.join(", "));
+    }
+    match &model.searched_folders[..] {
+        [] => "none in this folder".into(),
+        folders => {
+            let folders: Vec<String> =
+                folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            let unusable: String = model.unusable.iter().map(|reason| format!("; {reason}")).collect();
+            format!("none in {}; give one with {option}{unusable}", folders.join(", "))
+        }
+    }
 }

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use super::Description;
 use crate::error::{Error, Result};
-use crate::properties::Properties;
+use crate::properties::{Description, Properties};
 
 pub(super) fn describe(path: &Path) -> Result<Description> {
     let bytes = kiln_engine::read_image_bytes(path).map_err(Error::engine)?;

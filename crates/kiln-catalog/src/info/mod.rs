@@ -11,16 +11,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::folders::ModelFolders;
 use crate::location::ModelLocation;
-use crate::properties::Properties;
-
-/// A description, and an error if it is incomplete.
-#[derive(Debug)]
-pub struct Description {
-    /// What is known.
-    pub properties: Properties,
-    /// Why it is incomplete.
-    pub problem: Option<Error>,
-}
+pub use crate::properties::Description;
 
 /// Describes what is at a path or has this name.
 pub fn describe(path: &Path) -> Result<Description> {

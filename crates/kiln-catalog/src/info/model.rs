@@ -4,11 +4,10 @@ use kiln_engine::{Model, ModelComponent};
 use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
 
-use super::Description;
-use super::components::contents;
+use super::components::{absence, contents};
 use crate::error::{Error, Result};
 use crate::location::ModelLocation;
-use crate::properties::Properties;
+use crate::properties::{Description, Properties};
 use crate::values::{bytes, count};
 
 /// Describes a model: its variant, its components and the memory it needs.
@@ -100,24 +99,6 @@ fn with_component(
     match described {
         Some(described) => properties.with_group(name, described),
         None => properties.with(name, absence(model, component)),
-    }
-}
-
-/// Says why a model has no such component, and what to do about it.
-pub(super) fn absence(model: &Model, component: Component) -> String {
-    let option = format!("--{}", component.folder().replace('_', "-"));
-    if let Some(files) = model.candidates(component) {
-        let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
-        return format!("none: several files could be it: {}; name one with {option}", files.join(", "));
-    }
-    match &model.searched_folders[..] {
-        [] => "none in this folder".into(),
-        folders => {
-            let folders: Vec<String> =
-                folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
-            let unusable: String = model.unusable.iter().map(|reason| format!("; {reason}")).collect();
-            format!("none in {}; give one with {option}{unusable}", folders.join(", "))
-        }
     }
 }
 

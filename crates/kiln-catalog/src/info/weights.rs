@@ -4,10 +4,10 @@ use std::path::Path;
 
 use kiln_weights::{Lora, WeightSource};
 
+use super::components;
 use super::model::amounts;
-use super::{Description, components};
 use crate::error::{Error, Result};
-use crate::properties::Properties;
+use crate::properties::{Description, Properties};
 
 pub(super) fn describe(path: &Path) -> Result<Description> {
     let source = WeightSource::open(path).map_err(Error::engine)?;

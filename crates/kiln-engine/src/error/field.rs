@@ -1,9 +1,5 @@
 //! The fields that messages and hints name.
 
-use std::borrow::Cow;
-
-use super::Piece;
-
 macro_rules! fields {
     ($($group:ident { $($field:ident = $name:literal,)* })*) => {
         /// A field of a request, a setting of a training, of the machine or of a command.
@@ -130,17 +126,5 @@ fields! {
         To = "to",
         Part = "part",
         AcceptLicense = "accept_license",
-    }
-}
-
-impl Field {
-    /// The field with a value, as in `--dtype f32`.
-    pub fn to(self, value: impl Into<Cow<'static, str>>) -> Piece {
-        Piece::Field(self, Some(value.into()))
-    }
-
-    /// The field, switched on.
-    pub fn on(self) -> Piece {
-        self.to("true")
     }
 }

@@ -14,6 +14,18 @@ pub enum Piece {
     Field(Field, Option<Cow<'static, str>>),
 }
 
+impl Field {
+    /// The field with a value, as in `--dtype f32`.
+    pub fn to(self, value: impl Into<Cow<'static, str>>) -> Piece {
+        Piece::Field(self, Some(value.into()))
+    }
+
+    /// The field, switched on.
+    pub fn on(self) -> Piece {
+        self.to("true")
+    }
+}
+
 /// How a door says a field and its value, such as `--dtype f32`; `None` if it has no such field.
 pub type FieldNames = dyn Fn(Field, Option<&str>) -> Option<String>;
 

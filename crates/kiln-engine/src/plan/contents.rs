@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_image::{InpaintInputs, RgbImage};
+use kiln_image::{InpaintInputs, RgbImage, TileGrid};
 use kiln_tensor::HostTensor;
 use kiln_weights::{DoraRule, Lora};
 
-use super::upscale::UpscaleInputs;
 use crate::error::Result;
 use crate::once::TryOnceLock;
 
@@ -138,4 +137,38 @@ pub struct ImagePlan {
     pub batch_index: usize,
     /// The number of images whose noise is drawn together.
     pub batch: usize,
+}
+
+/// An image to enlarge, and its tiles.
+#[derive(Debug)]
+pub struct UpscaleInputs {
+    /// The image as given.
+    pub(super) source: Arc<RgbImage>,
+    pub(super) scale: u32,
+    /// Pixels along a side of one token.
+    pub(crate) unit: u32,
+    /// The tiles of the enlarged image.
+    pub tiles: TileGrid,
+    /// The whole image, small, as a reference for every tile; absent if there is one tile.
+    pub(crate) overview: Option<RgbImage>,
+    pub(super) enlarged: TryOnceLock<RgbImage>,
+}
+
+impl UpscaleInputs {
+    /// Returns width and height of the result.
+    pub fn size(&self) -> [u32; 2] {
+        [self.source.width() * self.scale, self.source.height() * self.scale]
+    }
+
+    /// Returns the tokens of the enlarged image, whose sides are padded to whole tokens: rows and columns.
+    pub(crate) fn grid(&self) -> [usize; 2] {
+        let [width, height] = self.size().map(|side| side.div_ceil(self.unit) as usize);
+        [height, width]
+    }
+
+    /// Returns the enlarged image, padded to whole tokens.
+    pub(crate) fn enlarged(&self) -> Result<&RgbImage> {
+        let enlarge = || Ok(kiln_image::enlarge(&self.source, self.scale, self.unit));
+        self.enlarged.get_or_try_init(enlarge)
+    }
 }

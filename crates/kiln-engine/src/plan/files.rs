@@ -13,7 +13,7 @@ use super::defaults::round_side;
 use super::upscale;
 use crate::error::{Error, ErrorContext, ErrorKind, Field, Result};
 use crate::hint;
-use crate::inputs::{self, InputImage, InputResolver};
+use crate::inputs::{self, InputResolver, read_image};
 use crate::model::{Model, VaeFile};
 use crate::noise::NoiseSource;
 use crate::request::{BatchPosition, FileRef, Request};
@@ -126,18 +126,6 @@ fn check_latent_space(model: &Model, file: &VaeFile, notes: &mut Vec<String>) ->
     }
     notes.push(format!("{what}; the image will probably be wrong"));
     Ok(())
-}
-
-/// Reads an image, and updates `file` with its hash.
-pub(super) fn read_image(
-    inputs: &dyn InputResolver,
-    file: &mut FileRef,
-    role: &str,
-) -> Result<Arc<RgbImage>> {
-    let read = inputs.image(&file.path).with_context(|| format!("reading the {role}"))?;
-    let InputImage { image, file: hashed } = read;
-    *file = hashed;
-    Ok(image)
 }
 
 /// Resizes and crops a reference image. For a small model it is no larger than the images it was trained on.

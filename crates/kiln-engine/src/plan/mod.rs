@@ -15,7 +15,7 @@ use kiln_nn::tokenizer::Tokens;
 use kiln_tensor::DType;
 
 use crate::error::{Error, Result};
-use crate::inputs::InputResolver;
+use crate::inputs::{InputResolver, read_image};
 use crate::memory::MemoryEstimate;
 use crate::model::{Model, VaeFile};
 use crate::noise::NoiseSource;
@@ -24,12 +24,9 @@ use crate::request::{BatchPosition, Request, ScheduleKind};
 pub use checks::{check_range, check_request};
 use checks::{image_count, images_per_prompt};
 pub(crate) use contents::PromptSet;
-pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint};
+pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint, UpscaleInputs};
 use defaults::{RHO, cache, check_components, guidance, schedule, text_layers};
-use files::{
-    open_loras, open_vae, prepare_reference, read_image, read_noise, read_prompt, read_starting_point,
-};
-pub use upscale::UpscaleInputs;
+use files::{open_loras, open_vae, prepare_reference, read_noise, read_prompt, read_starting_point};
 
 /// From this many reference images on, a note says what they cost.
 const MANY_REFERENCES: usize = 4;

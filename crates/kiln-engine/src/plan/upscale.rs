@@ -8,16 +8,14 @@
 //! Memory is bounded: a tile in the model, and two copies of the result as bytes.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
-use kiln_image::{MAX_SIDE, RgbImage, TileGrid};
+use kiln_image::{MAX_SIDE, TileGrid};
 use kiln_nn::schedule::Schedule;
 
-use super::contents::StartingPoint;
+use super::contents::{StartingPoint, UpscaleInputs};
 use super::defaults::{round_side, spacing};
-use super::files::read_image;
 use crate::error::{Error, Field, Result};
-use crate::inputs::InputResolver;
+use crate::inputs::{InputResolver, read_image};
 use crate::model::Model;
 use crate::once::TryOnceLock;
 use crate::request::Request;
@@ -31,40 +29,6 @@ pub(super) const TILE_SIDES: RangeInclusive<u32> = 64..=2048;
 const OVERLAP: u32 = 64;
 /// The prompt if there is none.
 const PROMPT: &str = "the same image in high resolution, sharp and rich in fine detail";
-
-/// An image to enlarge, and its tiles.
-#[derive(Debug)]
-pub struct UpscaleInputs {
-    /// The image as given.
-    source: Arc<RgbImage>,
-    scale: u32,
-    /// Pixels along a side of one token.
-    pub(crate) unit: u32,
-    /// The tiles of the enlarged image.
-    pub tiles: TileGrid,
-    /// The whole image, small, as a reference for every tile; absent if there is one tile.
-    pub(crate) overview: Option<RgbImage>,
-    enlarged: TryOnceLock<RgbImage>,
-}
-
-impl UpscaleInputs {
-    /// Returns width and height of the result.
-    pub fn size(&self) -> [u32; 2] {
-        [self.source.width() * self.scale, self.source.height() * self.scale]
-    }
-
-    /// Returns the tokens of the enlarged image, whose sides are padded to whole tokens: rows and columns.
-    pub(crate) fn grid(&self) -> [usize; 2] {
-        let [width, height] = self.size().map(|side| side.div_ceil(self.unit) as usize);
-        [height, width]
-    }
-
-    /// Returns the enlarged image, padded to whole tokens.
-    pub(crate) fn enlarged(&self) -> Result<&RgbImage> {
-        let enlarge = || Ok(kiln_image::enlarge(&self.source, self.scale, self.unit));
-        self.enlarged.get_or_try_init(enlarge)
-    }
-}
 
 /// Refuses fields that have no meaning for upscaling, and values out of range.
 pub(super) fn check(request: &Request) -> Result<()> {

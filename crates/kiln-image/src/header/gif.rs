@@ -1,6 +1,6 @@
 //! A GIF's logical screen and its first frame, which may be larger than the screen.
 
-use super::{Header, truncated, twice_and_rgb};
+use super::memory::{Header, truncated, twice_and_rgb};
 
 const EXTENSION: u8 = 0x21;
 const IMAGE: u8 = 0x2c;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Header, truncated, twice_and_rgb};
+use super::memory::{Header, truncated, twice_and_rgb};
 use crate::jpeg;
 
 const WIDTH: u16 = 256;

@@ -4,7 +4,7 @@
 //! transforms, each with an image of its own, so all of them are read, but none is stored: which bits belong to a pixel does
 //! not depend on the pixels before it, and copies repeat values that were seen.
 
-use super::truncated;
+use super::memory::truncated;
 
 /// The alphabets of a group of codes: green with lengths, red, blue, alpha, distances.
 const ALPHABETS: [usize; 5] = [280, 256, 256, 256, 40];

@@ -1,6 +1,7 @@
 //! The chunks of a WebP: its size, and the Huffman codes of the lossless streams that are decoded.
 
-use super::{Header, truncated, vp8l};
+use super::memory::{Header, truncated};
+use super::vp8l;
 use crate::webp::chunks;
 
 /// A frame of an animation begins with its place and size.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kiln_train::TrainRequest;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-pub use crate::jobs::trainings::TrainingProgress;
+use crate::jobs::trainings::{LossPoint, TrainingCheck, TrainingProgress, TrainingTask};
 
 /// A model that LoRAs can be trained on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,36 +22,6 @@ pub struct TrainableModel {
     pub presets: Vec<TrainRequest>,
 }
 
-/// What is known before a training starts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct TrainingCheck {
-    /// Images in one pass over the data.
-    pub examples: usize,
-    /// Their sizes: `768x768 (12)`.
-    pub sizes: Vec<String>,
-    /// What the user should know: duplicates, images that are left out.
-    pub warnings: Vec<String>,
-    /// Parameters and memory, in words.
-    pub cost: String,
-}
-
-/// A step of a training.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TrainingStep {
-    /// Its number, from 1.
-    pub step: u64,
-    /// Its loss.
-    pub loss: f32,
-    /// The smoothed loss.
-    pub smoothed: f32,
-    /// Seconds of a step: the mean of the last ones.
-    pub seconds: f32,
-}
-
-/// A point of the loss curve: the step, its loss and the smoothed loss.
-pub type LossPoint = (u64, f32, f32);
-
 /// What a training has written so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingFiles {
@@ -61,17 +31,6 @@ pub struct TrainingFiles {
     pub samples: Vec<(u64, PathBuf)>,
     /// Whether there is a checkpoint to continue from.
     pub resumable: bool,
-}
-
-/// A training to run.
-#[derive(Clone, Copy, Debug)]
-pub struct TrainingTask<'a> {
-    /// Its settings, complete. Its model and its LoRA are named, as clients name them.
-    pub request: &'a TrainRequest,
-    /// The folder of its images, each with its caption in a .txt file beside it.
-    pub images: &'a Path,
-    /// The folder for everything that it writes.
-    pub folder: &'a Path,
 }
 
 /// How a training ended.

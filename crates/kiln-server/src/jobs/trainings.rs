@@ -11,8 +11,11 @@
 mod accept;
 mod check_queue;
 mod loras;
+mod progress;
 mod record;
 mod runner;
+mod state;
+mod task;
 mod training;
 
 use std::path::PathBuf;
@@ -21,16 +24,20 @@ use std::sync::{Arc, Condvar, Mutex};
 use kiln_base::{lock, wait};
 
 pub(crate) use accept::TrainingImage;
-use accept::check_unfinished;
 use check_queue::CheckQueue;
 pub(crate) use loras::TrainedLoras;
-pub use runner::TrainingProgress;
-pub(crate) use training::{Training, TrainingSnapshot, TrainingState, thin};
+pub use progress::TrainingProgress;
+pub(crate) use state::{TrainingSnapshot, TrainingState};
+pub use task::{LossPoint, TrainingCheck, TrainingStep, TrainingTask};
+pub(crate) use training::{Training, thin};
 
 use crate::jobs::Jobs;
 use crate::jobs::caller::Caller;
 use crate::jobs::error::JobError;
 use crate::jobs::trainer::Trainer;
+
+/// The most unfinished trainings of a client.
+const MAX_UNFINISHED: usize = 8;
 
 /// The trainings of a server, and what runs them.
 pub(crate) struct Trainings {
@@ -137,4 +144,14 @@ impl Trainings {
         }
         Ok(found)
     }
+}
+
+/// Checks that a client may have another unfinished training.
+fn check_unfinished(all: &[Arc<Training>], client: &str, caller: &Caller) -> Result<(), JobError> {
+    let most = caller.quotas.jobs.map_or(MAX_UNFINISHED, usize::from).min(MAX_UNFINISHED);
+    if all.iter().filter(|training| training.client == client && training.is_active()).count() >= most {
+        let message = format!("there are {most} unfinished trainings; wait for one, or cancel it");
+        return Err(JobError::new(ErrorCode::TrainingsFull, message));
+    }
+    Ok(())
 }

@@ -1,11 +1,8 @@
 //! torch's CPU generator: a Mersenne Twister and Box–Muller, vectorized in groups of 16 values.
 
-use super::HalfDType;
+use super::half_normal::{GROUP, HalfDType};
 use super::mt19937::Mt19937;
 use super::vector_math;
-
-/// Values per group of torch's vectorized draw. Shorter draws use a scalar algorithm.
-pub(super) const GROUP: usize = 16;
 
 /// `torch.Generator("cpu").manual_seed(seed)`, bit for bit (as torch's AVX2 and AVX-512 builds draw).
 ///

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 
 use half::{bf16, f16};
 
-use super::cpu::GROUP;
+/// Values per group of torch's vectorized draw. Shorter draws use a scalar algorithm.
+pub(super) const GROUP: usize = 16;
 
 /// A 16-bit type for draws of torch up to 2.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 use kiln_tensor::HostTensor;
 use kiln_tensor::rng::TorchCpu;
 
-use super::lokr::Lokr;
+use super::set::Lokr;
 use super::targets::TargetLayer;
 use crate::{AdapterKind, Result};
 
@@ -59,4 +59,9 @@ pub(crate) fn derive(parts: &[u64]) -> u64 {
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
     })
+}
+
+/// The seed of a layer's dropout.
+pub(super) fn layer_seed(seed: u64, layer: &str) -> u64 {
+    derive(&[seed, hash(layer)])
 }

@@ -6,18 +6,8 @@
 use kiln_nn::transformer::training::LayerStack;
 use kiln_ops::{Tensor as _, TrainingBackend};
 
+use super::set::{AdapterSet, LayerAdapter, Lokr};
 use super::targets::TargetLayer;
-use super::{AdapterSet, LayerAdapter};
-
-/// The sizes of the factors.
-pub(crate) struct Lokr {
-    /// `[l, m]` of `w1`.
-    pub(crate) outer: [usize; 2],
-    /// `[k, n]` of `w2`.
-    pub(crate) inner: [usize; 2],
-    /// Whether `w2 = w2_a · w2_b`.
-    pub(crate) low_rank: bool,
-}
 
 impl Lokr {
     pub(super) fn new(target: &TargetLayer, factor: Option<usize>) -> Lokr {

@@ -6,32 +6,9 @@ use kiln_ops::training::LowRank;
 use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
-use super::{AdapterSet, LayerAdapter, layer_seed};
+use super::init::layer_seed;
+use super::set::{AdapterSet, DoraScale, LayerAdapter, LoraSaved};
 use crate::{AdapterKind, Result};
-
-/// What the forward pass of a layer keeps.
-pub(crate) struct LoraSaved<B: TrainingBackend> {
-    /// `x' · Aᵀ` of each part.
-    inner: Vec<B::Tensor>,
-    /// DoRA: the outputs before their factors.
-    unscaled: Option<B::Tensor>,
-}
-
-/// DoRA's numbers for one layer, one per output.
-pub(crate) struct DoraScale<B: TrainingBackend> {
-    /// `magnitude / norm`; 1 for parts without an adapter.
-    factor: B::Tensor,
-    /// `1 / norm`.
-    inverse_norm: B::Tensor,
-    zeros: B::Tensor,
-}
-
-impl<B: TrainingBackend> Clone for DoraScale<B> {
-    fn clone(&self) -> Self {
-        let (factor, inverse_norm) = (self.factor.clone(), self.inverse_norm.clone());
-        DoraScale { factor, inverse_norm, zeros: self.zeros.clone() }
-    }
-}
 
 fn updates<'a, B: TrainingBackend>(
     parts: &[(usize, &str, &'a LayerAdapter<B>)],

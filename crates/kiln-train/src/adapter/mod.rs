@@ -6,10 +6,11 @@
 mod init;
 mod lokr;
 mod lora;
+mod set;
 mod targets;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use kiln_nn::transformer::training::{Adapters, LayerStack};
 use kiln_ops::{Tensor as _, TrainingBackend};
@@ -18,50 +19,9 @@ use kiln_weights::TrainedModule;
 
 use crate::{AdapterKind, AdapterSettings, Error, Result};
 pub(crate) use init::derive;
-use lokr::Lokr;
-use lora::{DoraScale, LoraSaved};
+use set::Lokr;
+pub(crate) use set::{AdapterSet, LayerAdapter, Param, Saved};
 pub use targets::{TargetLayer, target_layers};
-
-/// A trainable tensor and its gradient.
-pub(crate) struct Param<B: TrainingBackend> {
-    /// PEFT's name, without the layer.
-    pub(crate) name: &'static str,
-    pub(crate) value: B::Tensor,
-    /// Its gradient of this step so far.
-    pub(crate) grad: Option<B::Tensor>,
-}
-
-/// The adapter of one layer.
-pub(crate) struct LayerAdapter<B: TrainingBackend> {
-    pub(crate) rank: usize,
-    pub(crate) alpha: f32,
-    pub(crate) params: Vec<Param<B>>,
-    /// Sizes of a LoKr's factors.
-    lokr: Option<Lokr>,
-}
-
-impl<B: TrainingBackend> LayerAdapter<B> {
-    fn scale(&self) -> f32 {
-        self.alpha / self.rank as f32
-    }
-}
-
-/// The adapters of all layers.
-pub(crate) struct AdapterSet<B: TrainingBackend> {
-    kind: AdapterKind,
-    dropout: f32,
-    layers: BTreeMap<String, LayerAdapter<B>>,
-    /// Seed of this batch's dropout; `None` drops nothing.
-    pub(crate) dropout_seed: Option<u64>,
-    /// DoRA's factors, by the first part of the layer; they change with the weights.
-    dora: RefCell<HashMap<String, DoraScale<B>>>,
-}
-
-/// What the forward pass of a layer keeps.
-pub(crate) enum Saved<B: TrainingBackend> {
-    Lora(LoraSaved<B>),
-    Lokr,
-}
 
 impl<B: TrainingBackend> AdapterSet<B> {
     /// Adapters with initial weights, as PEFT initializes them: they change nothing. DoRA's magnitudes are set when the
@@ -156,11 +116,6 @@ impl<B: TrainingBackend> AdapterSet<B> {
             self.layers.get(name).map(|adapter| (start, name.as_str(), adapter))
         })
     }
-}
-
-/// The seed of a layer's dropout.
-fn layer_seed(seed: u64, layer: &str) -> u64 {
-    init::derive(&[seed, init::hash(layer)])
 }
 
 impl<B: TrainingBackend> Adapters<B> for AdapterSet<B> {

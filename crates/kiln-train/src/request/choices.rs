@@ -6,7 +6,8 @@ use kiln_tensor::DType;
 use kiln_weights::LoraNaming;
 use serde::{Deserialize, Serialize};
 
-use crate::SigmaSampling;
+use crate::settings::{BETAS, EPS};
+use crate::{Optimizer, SigmaSampling};
 
 /// The learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +35,18 @@ pub enum OptimizerName {
     Adamw8bit,
     /// Prodigy, which finds the learning rate itself
     Prodigy,
+}
+
+impl OptimizerName {
+    /// The optimizer with the usual constants.
+    pub(super) fn optimizer(self, weight_decay: f32) -> Optimizer {
+        let (betas, eps) = (BETAS, EPS);
+        match self {
+            OptimizerName::Adamw => Optimizer::AdamW { betas, eps, weight_decay },
+            OptimizerName::Adamw8bit => Optimizer::AdamW8bit { betas, eps, weight_decay },
+            OptimizerName::Prodigy => Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-6, d_coef: 1.0 },
+        }
+    }
 }
 
 /// When activations are computed twice.
@@ -145,4 +158,24 @@ impl FromStr for SigmaLevels {
             }
         }
     }
+}
+
+/// What a LoRA should learn: chooses layers, rank, sizes and steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Preset {
+    /// How images look: few layers, which leave the subjects alone
+    Style,
+    /// A person, an animal or an object: all layers, a high rank, two sizes
+    Subject,
+    /// All layers, with the defaults
+    #[default]
+    Full,
+}
+
+impl Preset {
+    /// All presets.
+    pub const ALL: [Preset; 3] = [Preset::Style, Preset::Subject, Preset::Full];
 }

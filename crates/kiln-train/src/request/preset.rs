@@ -1,29 +1,10 @@
 //! Presets: the settings that docs/training.md recommends.
 
 use kiln_engine::Model;
-use serde::{Deserialize, Serialize};
 
-use super::{LearningSchedule, OptimizerName, SigmaLevels, TrainRequest};
-
-/// What a LoRA should learn: chooses layers, rank, sizes and steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Preset {
-    /// How images look: few layers, which leave the subjects alone
-    Style,
-    /// A person, an animal or an object: all layers, a high rank, two sizes
-    Subject,
-    /// All layers, with the defaults
-    #[default]
-    Full,
-}
+use super::{LearningSchedule, OptimizerName, Preset, SigmaLevels, TrainRequest};
 
 impl Preset {
-    /// All presets.
-    pub const ALL: [Preset; 3] = [Preset::Style, Preset::Subject, Preset::Full];
-
     /// The settings that it means for a model.
     pub fn request(self, model: &Model) -> TrainRequest {
         let (targets, rank, steps, resolution) = match self {

@@ -68,7 +68,7 @@ impl TrainRequest {
     }
 
     fn optimizer(&self) -> Optimizer {
-        Optimizer::named(self.optimizer.unwrap_or_default(), self.weight_decay.unwrap_or(0.01))
+        self.optimizer.unwrap_or_default().optimizer(self.weight_decay.unwrap_or(0.01))
     }
 
     fn rate(&self) -> LearningRate {

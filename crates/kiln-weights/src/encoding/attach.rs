@@ -6,15 +6,13 @@ use kiln_tensor::DType;
 
 use super::comfy::{self, ComfyQuant};
 use super::nvfp4::{Order, Origin};
+use super::read::read_scales;
 use super::{
-    Encoding, Fp8Scales, NvFp4Scales, QuantizationConfig, ScaleLayout, TensorRef, foreign, read_scales,
+    Encoding, Fp8Scales, NvFp4Scales, QuantizationConfig, ScaleLayout, TensorEntry, TensorRef, Tensors,
+    foreign,
 };
 use crate::file::WeightFile;
-use crate::header::TensorEntry;
 use crate::{Error, Result, int8};
-
-/// The tensors of all files, with the number of their file.
-pub(crate) type Tensors = BTreeMap<String, (usize, TensorEntry)>;
 
 const WEIGHT: &str = ".weight";
 /// Tensors that a quantized layer may have beside its weight.

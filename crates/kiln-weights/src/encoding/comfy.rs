@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kiln_tensor::DType;
 use serde::Deserialize;
 
-use super::attach::Tensors;
+use super::Tensors;
 use crate::file::WeightFile;
 use crate::{Error, Result};
 

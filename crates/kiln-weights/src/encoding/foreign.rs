@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::attach::Tensors;
+use super::Tensors;
 
 /// A format and the endings of names by which it is recognized. Earlier formats share names with later ones.
 const FORMATS: [(&str, &[&str]); 20] = [

@@ -1,13 +1,13 @@
 //! Converts the values of one tensor to what is written.
 
 use bytes::Bytes;
-use kiln_tensor::packed::small_floats::{from_e4m3, to_e4m3};
 use kiln_tensor::packed::{Format, PackedTensor, Scales, StackedRows};
 use kiln_tensor::{DType, HostTensor};
 
 use super::encode::{EncodedMatrix, encode, into_tiles};
 use super::plan::{Conversion, PlannedTensor};
 use super::row_order::RowOrder;
+use super::rows::{common_scale, rescaled, rows};
 use crate::layout::View;
 use crate::{Error, Result, WeightSource};
 
@@ -139,42 +139,6 @@ fn copy_nvfp4(source: &WeightSource, planned: &PlannedTensor) -> Result<Converte
     })
 }
 
-/// The scale that a tensor stacked from these nvfp4 tensors can have; `None` if their values would change.
-pub(super) fn nvfp4_scale(source: &WeightSource, sources: &[(String, View)]) -> Result<Option<f32>> {
-    let name = sources.first().map_or("", |(name, _)| name);
-    Ok(common_scale(&rows(source, name, sources)?))
-}
-
-/// One of the matrices' own scales of the whole with which all block scales keep their meaning.
-fn common_scale(matrices: &[PackedTensor]) -> Option<f32> {
-    let all: Vec<(f32, Vec<u8>)> = matrices
-        .iter()
-        .map(|matrix| match matrix.scales() {
-            Scales::PerBlock { global, mut scales, .. } => {
-                scales.sort_unstable();
-                scales.dedup();
-                Some((global, scales))
-            }
-            _ => None,
-        })
-        .collect::<Option<_>>()?;
-    let fits = |common: f32| {
-        all.iter()
-            .all(|(global, scales)| scales.iter().all(|scale| rescaled(*scale, *global, common).is_some()))
-    };
-    all.iter().map(|(global, _)| *global).find(|common| fits(*common))
-}
-
-/// The e4m3 scale that means with `to` exactly what `scale` means with `from`.
-fn rescaled(scale: u8, from: f32, to: f32) -> Option<u8> {
-    if from.to_bits() == to.to_bits() {
-        return Some(scale);
-    }
-    let value = from_e4m3(scale) * from;
-    let found = to_e4m3(value / to);
-    (from_e4m3(found) * to == value).then_some(found)
-}
-
 fn concatenate(rows: &[PackedTensor]) -> Bytes {
     rows.iter().map(|r| &r.bytes()[..]).collect::<Vec<_>>().concat().into()
 }
@@ -201,59 +165,6 @@ pub(super) fn scale_shape(source: &WeightSource, planned: &PlannedTensor) -> Res
 fn planned_rows(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<PackedTensor>> {
     let rows = rows(source, &planned.name, &planned.sources)?;
     planned.order.apply(rows).map_err(tensor_error(source, planned))
-}
-
-/// The rows of tensors in the order of the file; a tensor that is not a matrix counts as one row, or as
-/// two if its halves are swapped. Errors name `tensor`.
-fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Result<Vec<PackedTensor>> {
-    let unusable =
-        |error| Error::Tensor { file: source.path().to_owned(), tensor: tensor.to_owned(), source: error };
-    let mut all = Vec::new();
-    for (name, view) in sources {
-        let Some((_, shape)) = source.entry(name) else { continue };
-        check_f64(source, name)?;
-        let mut blocks = Vec::new();
-        if shape.rank() == 2 {
-            for block in source.row_blocks(name, shape.clone())? {
-                blocks.push(block.into_packed().map_err(unusable)?);
-            }
-        } else {
-            let tensor = source.tensor(name)?;
-            let rows = if *view == View::SwappedHalves { 2 } else { 1 };
-            let row = tensor.reshape([rows, tensor.numel() / rows]).map_err(unusable)?;
-            blocks.push(PackedTensor::from_dense(&row).map_err(unusable)?);
-        }
-        match (view, &blocks[..]) {
-            (View::SwappedHalves, [whole]) => {
-                let (half, rows) = (whole.row_count() / 2, whole.row_count());
-                all.push(whole.rows(half..rows).map_err(unusable)?);
-                all.push(whole.rows(0..half).map_err(unusable)?);
-            }
-            // Read from a file with swapped halves, which are separate blocks already.
-            (View::SwappedHalves, [first, second]) => all.extend([second.clone(), first.clone()]),
-            _ => all.extend(blocks),
-        }
-    }
-    Ok(all)
-}
-
-/// Refuses an f64 tensor with values that would become infinite: everything is converted through f32.
-fn check_f64(source: &WeightSource, name: &str) -> Result<()> {
-    if source.entry(name).is_none_or(|(dtype, _)| dtype != DType::F64) {
-        return Ok(());
-    }
-    let stored = source.stored(name)?;
-    let (values, _) = stored.bytes().as_chunks::<8>();
-    let is_too_large = |value: f64| value.is_finite() && (value as f32).is_infinite();
-    if values.iter().any(|bytes| is_too_large(f64::from_le_bytes(*bytes))) {
-        let (file, tensor) = (source.path().to_owned(), name.to_owned());
-        return Err(Error::InvalidTensor {
-            file,
-            tensor,
-            reason: "it has an f64 value beyond the range of f32",
-        });
-    }
-    Ok(())
 }
 
 fn tensor_error(source: &WeightSource, planned: &PlannedTensor) -> impl FnOnce(kiln_tensor::Error) -> Error {

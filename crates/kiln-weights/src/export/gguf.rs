@@ -8,9 +8,13 @@ use kiln_base::AtomicFile;
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
+use super::exporter::Exporter;
+use super::metadata::{NAME_KEY, kept_metadata};
+use super::options::{Options, Storage};
 use super::plan::{Conversion, PlannedTensor};
-use super::{Exporter, NAME_KEY, Options, Storage, file_type, kept_metadata};
-use crate::gguf::{GgufType, MAGIC, type_id};
+use super::presets::file_type;
+use crate::gguf::MAGIC;
+use crate::gguf_types::{GgufType, type_id};
 use crate::layout::Q_NORM;
 use crate::save::write_with;
 use crate::{Component, Error, Result, WeightSource};

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
-use super::convert::nvfp4_scale;
+use super::options::{Container, Options, Storage, TensorNames};
+use super::presets::TextEncoderInfo;
 use super::row_order::RowOrder;
-use super::{Container, Options, Storage, TensorNames, TextEncoderInfo};
+use super::rows::nvfp4_scale;
 use crate::layout::{self, Component, View};
 use crate::{Error, Result, WeightSource, int8};
 

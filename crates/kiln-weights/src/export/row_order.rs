@@ -7,7 +7,7 @@
 use kiln_tensor::Shape;
 use kiln_tensor::packed::PackedTensor;
 
-use super::{Options, TensorNames};
+use super::options::{Options, TensorNames};
 use crate::layout::Q_NORM;
 use crate::{Component, Error, Result, WeightSource};
 

@@ -10,10 +10,10 @@ use kiln_tensor::{DType, HostTensor, Shape};
 use serde_json::json;
 
 use super::convert::scale_shape;
+use super::exporter::Exporter;
+use super::metadata::{PRECISION_KEY, kept_metadata};
 use super::plan::{Conversion, PlannedTensor};
-use super::{Exporter, kept_metadata};
 use crate::encoding::COMFY_METADATA;
-use crate::quantize::PRECISION_KEY;
 use crate::save::{TensorSpec, stream, write_with};
 use crate::{Error, Result, WeightSource, int8};
 

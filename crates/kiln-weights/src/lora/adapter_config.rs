@@ -8,8 +8,8 @@
 //! alpha in `lora_alpha`, a LoKr or LoHa in `alpha`.
 
 use super::adapter_file::AdapterFile;
+use super::alpha::Alpha;
 use super::json::Json;
-use super::scale::Alpha;
 use super::settings::{LORA, Pattern, Settings};
 use super::update::Update;
 use super::{LoraProblem, SettingsPlace};

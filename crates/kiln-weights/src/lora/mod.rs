@@ -13,6 +13,7 @@
 
 mod adapter_config;
 mod adapter_file;
+mod alpha;
 mod applied;
 mod base;
 mod dora;
@@ -20,6 +21,7 @@ mod fit;
 mod json;
 mod keys;
 mod low_rank;
+mod options;
 mod patch;
 mod problem;
 mod report;
@@ -36,13 +38,14 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use crate::error::quoted;
+use crate::similar::quoted;
 use crate::{Error, Result, WeightSource, fingerprint};
 use adapter_config::{AdapterConfig, ModuleName};
 use adapter_file::AdapterFile;
 pub use base::LoraBase;
 pub use keys::LoraLayout;
 use keys::{ModuleKeys, TensorRole};
+pub use options::{DoraRule, LayerShape, LoraOptions};
 pub(crate) use patch::WeightPatch;
 pub use problem::{LoraProblem, SettingsPlace};
 pub use report::LoraReport;
@@ -50,7 +53,7 @@ use scale::Scale;
 use targets::{LayerTarget, RowMapping};
 use unused::{UnusedKey, UnusedKind};
 use update::{KeyedTensor, Update};
-pub use updates::{DoraRule, LayerShape, LoraOptions, LoraUpdates};
+pub use updates::LoraUpdates;
 pub use write::{LoraContents, LoraNaming, TrainedModule, lora_contents};
 
 /// A LoRA for the transformer, checked to be consistent; [`LoraUpdates::resolve`] checks it against a model.
@@ -130,7 +133,7 @@ impl Lora {
         let mut unused = keys.unused;
         let (mut modules, mut targets) = (Vec::<LoraModule>::new(), Vec::new());
         for module in &keys.modules {
-            if let Some(kind) = UnusedKind::of_module(&source, module) {
+            if let Some(kind) = update::unused_kind(&source, module) {
                 unused.extend(module.tensors.values().map(|key| UnusedKey::new(kind, key)));
                 continue;
             }
@@ -303,7 +306,7 @@ fn read_module(
     let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
     let update = Update::read(source, keys)?;
     let alpha =
-        keys.tensors.get(&TensorRole::Alpha).map(|key| scale::Alpha::read(source, key)).transpose()?;
+        keys.tensors.get(&TensorRole::Alpha).map(|key| alpha::Alpha::read(source, key)).transpose()?;
     let magnitude = keys.tensors.get(&TensorRole::Magnitude);
     let name = ModuleName { name: keys.name, layers: &layers };
     Ok(LoraModule {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use kiln_tensor::{DType, Shape};
 
 use super::LoraBase;
-use crate::error::quoted;
+use crate::similar::quoted;
 
 /// Where the settings of a LoRA are.
 #[derive(Clone, Debug, PartialEq, Eq)]

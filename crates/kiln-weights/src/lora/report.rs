@@ -1,9 +1,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-#[cfg(doc)]
-use super::Lora;
-use crate::error::quoted;
+use crate::similar::quoted;
 
 /// How much of a LoRA a model uses: `lora style.safetensors: 112 of 112 modules, rank 16, weight 0.8`.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +12,7 @@ pub struct LoraReport {
     pub matched: usize,
     /// All modules of the LoRA.
     pub total: usize,
-    /// The kinds of its updates; see [`Lora::kinds`].
+    /// The kinds of its updates; see [`kinds`](crate::Lora::kinds).
     pub kinds: Vec<&'static str>,
     /// The largest rank of its modules; 0 if all are full-rank.
     pub rank: usize,
@@ -22,7 +20,7 @@ pub struct LoraReport {
     pub weight: f32,
     /// Modules and keys that are not used, if that is allowed.
     pub unmatched: Vec<String>,
-    /// What the file does not tell for certain; see [`Lora::notes`].
+    /// What the file does not tell for certain; see [`notes`](crate::Lora::notes).
     pub notes: Vec<String>,
 }
 

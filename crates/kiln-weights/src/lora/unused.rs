@@ -3,9 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::LoraProblem;
-use super::keys::{ModuleKeys, TensorRole};
-use super::update::squeezed;
-use crate::WeightSource;
 
 /// What a key that is not used is for, in the order in which problems are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,23 +56,6 @@ impl UnusedKind {
     /// Whether only LoRA files have such keys.
     pub fn is_lora_key(key: &str) -> bool {
         LORA_ONLY.iter().any(|suffix| key.ends_with(suffix))
-    }
-
-    /// What a module is for, if the shapes of its tensors tell that it does not change a matrix.
-    pub fn of_module(source: &WeightSource, module: &ModuleKeys<'_>) -> Option<UnusedKind> {
-        let rank = |key: &str| source.entry(key).map_or(2, |(_, shape)| squeezed(shape.dims()).len());
-        let matrices = module
-            .tensors
-            .iter()
-            .filter(|(role, _)| !matches!(role, TensorRole::Alpha | TensorRole::Magnitude));
-        let ranks: Vec<usize> = matrices.map(|(_, key)| rank(key)).collect();
-        let cores = [TensorRole::Core1, TensorRole::Core2];
-        let has_core = cores.iter().any(|role| module.tensors.contains_key(role));
-        if has_core || ranks.iter().any(|rank| *rank > 2) {
-            return Some(UnusedKind::Convolution);
-        }
-        let vector = module.tensors.get(&TensorRole::Diff).is_some_and(|key| rank(key) < 2);
-        (vector && ranks.len() == 1).then_some(UnusedKind::NormOrBias)
     }
 }
 

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::LoraProblem;
 use super::keys::{ModuleKeys, TensorRole};
+use super::unused::UnusedKind;
 use crate::{Error, Result, WeightSource};
 
 /// A tensor and its key.
@@ -281,4 +282,19 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// What a module is for, if the shapes of its tensors tell that it does not change a matrix.
+pub(super) fn unused_kind(source: &WeightSource, module: &ModuleKeys<'_>) -> Option<UnusedKind> {
+    let rank = |key: &str| source.entry(key).map_or(2, |(_, shape)| squeezed(shape.dims()).len());
+    let matrices =
+        module.tensors.iter().filter(|(role, _)| !matches!(role, TensorRole::Alpha | TensorRole::Magnitude));
+    let ranks: Vec<usize> = matrices.map(|(_, key)| rank(key)).collect();
+    let cores = [TensorRole::Core1, TensorRole::Core2];
+    let has_core = cores.iter().any(|role| module.tensors.contains_key(role));
+    if has_core || ranks.iter().any(|rank| *rank > 2) {
+        return Some(UnusedKind::Convolution);
+    }
+    let vector = module.tensors.get(&TensorRole::Diff).is_some_and(|key| rank(key) < 2);
+    (vector && ranks.len() == 1).then_some(UnusedKind::NormOrBias)
 }

@@ -9,8 +9,8 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::WeightSource;
+use crate::encoding::TensorEntry;
 use crate::file::WeightFile;
-use crate::header::TensorEntry;
 use crate::source_tensor::SourceTensor;
 
 /// Bytes that one thread hashes at a time.

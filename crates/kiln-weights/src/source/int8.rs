@@ -84,6 +84,14 @@ impl WeightSource {
         Ok(quantized)
     }
 
+    /// Whether `name` is a float matrix of a layer that is used in int8.
+    pub(crate) fn is_quantizable(&self, name: &str) -> bool {
+        let Some((dtype, shape)) = self.entry(name) else { return false };
+        let float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64);
+        let values = float || dtype.is_fp8() || self.packed_format(name).is_some();
+        values && shape.rank() == 2 && name.strip_suffix(".weight").is_some_and(int8::is_block_layer)
+    }
+
     /// Quantizes a matrix that is not in the file as such.
     pub(crate) fn quantize_matrix(
         &self,

@@ -20,7 +20,7 @@ use crate::layout::{self, Component, View};
 use crate::pages::{PageRanges, Span};
 use crate::source_tensor::{RowBlock, SourceTensor};
 use crate::synthetic::Synthetic;
-use crate::{Error, LinearPrecision, Result, Vars, index, quantize, similar};
+use crate::{Error, LinearPrecision, Result, index, similar};
 
 /// One or more safetensors or GGUF files read as one set of named tensors. It is immutable, and clones share it.
 ///
@@ -166,11 +166,6 @@ impl WeightSource {
             family: None,
             synthetic: None,
         })
-    }
-
-    /// A cursor at the top, with linear layers as floats and without LoRAs.
-    pub fn root(&self) -> Vars<'_> {
-        Vars::new(self)
     }
 
     /// The names of all tensors, sorted.
@@ -419,7 +414,7 @@ impl WeightSource {
     pub(crate) fn page_ranges(&self, prefix: &str, precision: LinearPrecision) -> PageRanges {
         let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
         let span = |(name, tensor): (&String, &SourceTensor)| {
-            if matches!(precision, LinearPrecision::Int8 { .. }) && quantize::is_quantizable(self, name) {
+            if matches!(precision, LinearPrecision::Int8 { .. }) && self.is_quantizable(name) {
                 return None;
             }
             let range = tensor.range();

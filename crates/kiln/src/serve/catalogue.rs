@@ -80,8 +80,8 @@ impl ModelCatalogue {
         };
         // Whole paths: errors cut folders off.
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
-        let loras = args.loras.clone().or_else(|| models::sibling_folder("loras")).map(absolute);
-        let vaes = args.vaes.clone().or_else(|| models::sibling_folder("vaes")).map(absolute);
+        let loras = args.loras.clone().or_else(|| files::next_to_models("loras")).map(absolute);
+        let vaes = args.vaes.clone().or_else(|| files::next_to_models("vaes")).map(absolute);
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
         Ok(ModelCatalogue {
             default: (name, location),

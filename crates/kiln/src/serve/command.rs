@@ -13,10 +13,10 @@ use super::catalogue::ModelCatalogue;
 use super::generator::Worker;
 use super::trainer::ServerTrainer;
 use super::turn::DeviceLock;
-use super::{access, downloads, engines, fleet, process, signals, start};
+use super::{access, downloads, engines, files, fleet, process, signals, start};
 use crate::args::{QueueArg, ServeArgs, ServerList};
 use crate::error::CliError;
-use crate::{models, settings};
+use crate::settings;
 
 /// Where jobs are generated: here, with these models, or by the workers of a fleet with this queue.
 enum Role<'a> {
@@ -116,7 +116,7 @@ fn generate(
 }
 
 fn config(args: &ServeArgs) -> Result<Config, CliError> {
-    let folder = args.data.clone().or_else(|| models::sibling_folder("server")).ok_or_else(|| {
+    let folder = args.data.clone().or_else(|| files::next_to_models("server")).ok_or_else(|| {
         CliError::usage("there is no folder for the queue and the images").hint("set one with --data")
     })?;
     let mut hosts = args.hosts.clone();

@@ -9,6 +9,8 @@ use kiln_server::LoraInfo;
 use kiln_weights::WeightSource;
 use serde_json::Value;
 
+use crate::models;
+
 const EXTENSION: &str = "safetensors";
 /// Deepest level of subfolders; a link may lead back up.
 const MAX_DEPTH: usize = 4;
@@ -19,6 +21,11 @@ const MAX_TRIGGER: usize = 200;
 /// The largest file beside a LoRA that is read for its words.
 const MAX_DESCRIPTION: u64 = 1 << 20;
 const PREVIEWS: [&str; 5] = ["preview.png", "png", "jpg", "jpeg", "webp"];
+
+/// Returns a folder next to the user's models folder.
+pub fn next_to_models(name: &str) -> Option<PathBuf> {
+    models::folders().paths().last()?.parent().map(|kiln| kiln.join(name))
+}
 
 /// The folders whose files requests may name.
 pub struct WeightFolders {

@@ -15,8 +15,10 @@ use super::file::file_response;
 use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
 use crate::Server;
 use crate::jobs::error::ErrorCode;
-use crate::jobs::trainer::{LossPoint, TrainableModel, TrainingCheck};
-use crate::jobs::trainings::{Training, TrainingImage, TrainingSnapshot, TrainingState, Trainings, thin};
+use crate::jobs::trainer::TrainableModel;
+use crate::jobs::trainings::{
+    LossPoint, Training, TrainingCheck, TrainingImage, TrainingSnapshot, TrainingState, Trainings, thin,
+};
 
 /// The most points of a loss curve in a response.
 const MAX_POINTS: usize = 500;

@@ -9,21 +9,20 @@ use kiln_engine::FileRef;
 use kiln_train::{SigmaLevels, TrainRequest};
 use serde::Deserialize;
 
-use super::Trainings;
 use super::record::Record;
-use super::training::{Training, TrainingSnapshot, TrainingState};
+use super::state::{TrainingSnapshot, TrainingState};
+use super::task::{TrainingCheck, TrainingTask};
+use super::training::Training;
+use super::{Trainings, check_unfinished};
 use crate::jobs::caller::Caller;
 use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::generator::name;
 use crate::jobs::intake::Intake;
 use crate::jobs::random::random_bytes;
 use crate::jobs::store::now;
-use crate::jobs::trainer::{TrainingCheck, TrainingTask};
 
 /// The most images of a training.
 const MAX_IMAGES: usize = 1000;
-/// The most unfinished trainings of a client.
-const MAX_UNFINISHED: usize = 8;
 /// The most trainings that are kept for a client.
 const MAX_KEPT: usize = 100;
 const MAX_NAME: usize = 64;
@@ -258,16 +257,6 @@ fn check_counts(all: &[Arc<Training>], caller: &Caller) -> Result<(), JobError> 
     check_unfinished(all, &caller.client, caller)?;
     if all.iter().filter(|training| training.client == caller.client).count() >= MAX_KEPT {
         let message = format!("{MAX_KEPT} trainings are kept for you; delete some");
-        return Err(JobError::new(ErrorCode::TrainingsFull, message));
-    }
-    Ok(())
-}
-
-/// Checks that a client may have another unfinished training.
-pub(super) fn check_unfinished(all: &[Arc<Training>], client: &str, caller: &Caller) -> Result<(), JobError> {
-    let most = caller.quotas.jobs.map_or(MAX_UNFINISHED, usize::from).min(MAX_UNFINISHED);
-    if all.iter().filter(|training| training.client == client && training.is_active()).count() >= most {
-        let message = format!("there are {most} unfinished trainings; wait for one, or cancel it");
         return Err(JobError::new(ErrorCode::TrainingsFull, message));
     }
     Ok(())

@@ -2,15 +2,14 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
 use kiln_base::AtomicFile;
 use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 
-use super::training::{Training, TrainingSnapshot, TrainingState};
-use crate::jobs::trainer::{Trainer, TrainingCheck};
+use super::state::TrainingState;
+use super::task::TrainingCheck;
 
 const FILE: &str = "training.json";
 
@@ -63,8 +62,8 @@ pub(super) fn create_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads all trainings, oldest first. One that was running when the process ended is interrupted.
-pub(super) fn load(folder: &Path, trainer: &dyn Trainer) -> io::Result<Vec<Arc<Training>>> {
+/// Reads all records, the oldest first, each with its folder.
+pub(super) fn load(folder: &Path) -> io::Result<Vec<(Record, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)?.flatten() {
         let path = entry.path();
@@ -81,31 +80,10 @@ pub(super) fn load(folder: &Path, trainer: &dyn Trainer) -> io::Result<Vec<Arc<T
             read => read,
         };
         match read.and_then(|bytes| Ok(serde_json::from_slice::<Record>(&bytes)?)) {
-            Ok(record) => found.push(Arc::new(restore(record, &path, trainer))),
+            Ok(record) => found.push((record, path)),
             Err(error) => tracing::error!(%error, "the training in `{}` can't be read", path.display()),
         }
     }
-    found.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+    found.sort_by(|(a, _), (b, _)| (a.created, &a.id).cmp(&(b.created, &b.id)));
     Ok(found)
-}
-
-fn restore(record: Record, folder: &Path, trainer: &dyn Trainer) -> Training {
-    let was_running = matches!(record.state, TrainingState::Preparing | TrainingState::Running);
-    let (mut state, mut step) = (record.state, record.step);
-    if was_running {
-        state = TrainingState::Interrupted;
-        // The record is written when a training starts and ends; its losses after every step.
-        let losses = trainer.files(&Training::run_folder(folder)).losses;
-        step = losses.last().map_or(step, |point| point.0);
-    }
-    let snapshot = TrainingSnapshot {
-        state,
-        step,
-        notes: record.notes.clone(),
-        error: record.error.clone(),
-        lora: record.lora.clone(),
-        finished: record.finished,
-        ..TrainingSnapshot::default()
-    };
-    Training::new(record, folder, snapshot)
 }

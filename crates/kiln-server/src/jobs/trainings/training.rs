@@ -1,4 +1,4 @@
-//! One training: its settings, its state, and the snapshots that its watchers see.
+//! One training: its settings, and its state as it changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -6,68 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use kiln_base::lock;
 use kiln_train::TrainRequest;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::record::{self, Record};
+use super::state::{TrainingSnapshot, TrainingState};
+use super::task::{LossPoint, TrainingCheck, TrainingTask};
 use crate::jobs::store::now;
-use crate::jobs::trainer::{LossPoint, TrainingCheck, TrainingTask};
-
-/// The state of a training.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum TrainingState {
-    /// Waits for its turn.
-    #[default]
-    Queued,
-    /// Images and captions are encoded, the model is loaded.
-    Preparing,
-    /// Takes its steps.
-    Running,
-    /// The LoRA is there.
-    Done,
-    /// Ended with an error; may be resumed.
-    Failed,
-    /// Cancelled; may be resumed.
-    Cancelled,
-    /// The server was killed meanwhile; may be resumed.
-    Interrupted,
-}
-
-impl TrainingState {
-    pub(crate) fn can_resume(self) -> bool {
-        matches!(self, TrainingState::Failed | TrainingState::Cancelled | TrainingState::Interrupted)
-    }
-
-    pub(crate) fn is_active(self) -> bool {
-        matches!(self, TrainingState::Queued | TrainingState::Preparing | TrainingState::Running)
-    }
-}
-
-/// The changing part of a training.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct TrainingSnapshot {
-    pub(crate) state: TrainingState,
-    /// Whether it makes way for image jobs.
-    pub(crate) paused: bool,
-    /// What is being encoded: so many of so many.
-    pub(crate) preparing: Option<(String, usize, usize)>,
-    pub(crate) step: u64,
-    /// The smoothed loss.
-    pub(crate) loss: Option<f32>,
-    /// Seconds of a step.
-    pub(crate) seconds: Option<f32>,
-    /// What the user should know, besides what the check of the images found.
-    pub(crate) notes: Vec<String>,
-    /// Counts new samples.
-    pub(crate) samples: u32,
-    /// Code and message.
-    pub(crate) error: Option<(String, String)>,
-    /// The name of the LoRA.
-    pub(crate) lora: Option<String>,
-    pub(crate) finished: Option<i64>,
-}
 
 /// A training.
 pub(crate) struct Training {
