@@ -80,6 +80,25 @@ impl FromRef<Server> for Intake {
     }
 }
 
+impl FromRef<Server> for Arc<Auth> {
+    fn from_ref(server: &Server) -> Arc<Auth> {
+        Arc::clone(&server.auth)
+    }
+}
+
+impl FromRef<Server> for Arc<Downloads> {
+    fn from_ref(server: &Server) -> Arc<Downloads> {
+        Arc::clone(&server.downloads)
+    }
+}
+
+/// The trainings, if they are allowed.
+impl FromRef<Server> for Option<Arc<Trainings>> {
+    fn from_ref(server: &Server) -> Option<Arc<Trainings>> {
+        server.trainings.get().cloned()
+    }
+}
+
 impl Server {
     /// Opens the data folder and puts unfinished jobs back into the queue.
     pub fn open(config: Config, catalogue: Arc<dyn Catalogue>) -> Result<Server, StoreError> {

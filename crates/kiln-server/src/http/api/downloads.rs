@@ -1,5 +1,7 @@
 //! Downloads of models that the catalogue offers.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -8,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::body::Json;
 use super::error::ApiError;
 use super::{Caller, Path, json, run_blocking};
-use crate::Server;
-use crate::jobs::downloads::Download;
+use crate::jobs::Jobs;
+use crate::jobs::downloads::{Download, Downloads};
 use crate::jobs::error::ErrorCode;
 use crate::jobs::generator::{DownloadLicence, DownloadableModel};
 
@@ -25,10 +27,14 @@ pub(crate) struct DownloadList {
 
 /// Lists downloads, and the models that can be downloaded.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/downloads", tag = "server", responses((status = 200, description = "The downloads", body = DownloadList))))]
-pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn list(
+    State(jobs): State<Jobs>,
+    State(downloads): State<Arc<Downloads>>,
+    caller: Caller,
+) -> Result<Response, ApiError> {
     let list = run_blocking(move || {
-        let available = if caller.admin { server.catalogue.downloadable() } else { Vec::new() };
-        let data = server.downloads.all();
+        let available = if caller.admin { jobs.catalogue.downloadable() } else { Vec::new() };
+        let data = downloads.all();
         Ok::<_, ApiError>(DownloadList { data, available })
     });
     Ok(json(StatusCode::OK, &list.await?))
@@ -52,13 +58,14 @@ pub(crate) struct NewDownload {
     (status = "4XX", description = "Not started", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn start(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
+    State(downloads): State<Arc<Downloads>>,
     caller: Caller,
     Json(NewDownload { model, accept_license }, _permit): Json<NewDownload>,
 ) -> Result<Response, ApiError> {
     caller.require_admin()?;
     let list = run_blocking(move || {
-        let available = server.catalogue.downloadable();
+        let available = jobs.catalogue.downloadable();
         let Some(offered) = available.iter().find(|offered| offered.name == model) else {
             return Err(ApiError::not_found("model to download", &model));
         };
@@ -68,11 +75,11 @@ pub(crate) async fn start(
             );
             return Err(ApiError::new(ErrorCode::LicenseNotAccepted, message));
         }
-        server.downloads.start(server.jobs(), &model).map_err(|running| {
+        downloads.start(&jobs, &model).map_err(|running| {
             let message = format!("`{running}` is being downloaded; wait for it, or cancel it");
             ApiError::new(ErrorCode::Busy, message).with_status(StatusCode::CONFLICT)
         })?;
-        Ok(DownloadList { data: server.downloads.all(), available })
+        Ok(DownloadList { data: downloads.all(), available })
     });
     Ok(json(StatusCode::ACCEPTED, &list.await?))
 }
@@ -83,14 +90,15 @@ pub(crate) async fn start(
     (status = "4XX", description = "Not being downloaded", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn cancel(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
+    State(downloads): State<Arc<Downloads>>,
     caller: Caller,
     Path(model): Path<String>,
 ) -> Result<Response, ApiError> {
     caller.require_admin()?;
-    if !server.downloads.cancel(&model) {
+    if !downloads.cancel(&model) {
         return Err(ApiError::not_found("running download of", &model));
     }
-    let (data, available) = (server.downloads.all(), server.catalogue.downloadable());
+    let (data, available) = (downloads.all(), jobs.catalogue.downloadable());
     Ok(json(StatusCode::ACCEPTED, &DownloadList { data, available }))
 }

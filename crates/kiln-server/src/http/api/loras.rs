@@ -1,5 +1,7 @@
 //! LoRAs: trigger words, previews and files. Those that trainings have written can be deleted.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -9,7 +11,7 @@ use super::error::ApiError;
 use super::file::{bytes_response, file_response};
 use super::image_view::shrink;
 use super::{Caller, Path, Query, cached_while_valid, json, response, run_blocking, trainings};
-use crate::Server;
+use crate::jobs::Jobs;
 use crate::jobs::error::ErrorCode;
 use crate::jobs::trainings::Trainings;
 
@@ -39,16 +41,20 @@ pub(crate) struct LoraList {
 
 /// Lists the LoRAs with their trigger words and previews.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/loras/details", tag = "server", responses((status = 200, description = "The LoRAs", body = LoraList))))]
-pub(crate) async fn details(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn details(
+    State(jobs): State<Jobs>,
+    State(trainings): State<Option<Arc<Trainings>>>,
+    caller: Caller,
+) -> Result<Response, ApiError> {
     let list = run_blocking(move || {
-        let loras = server.catalogue.lora_details();
+        let loras = jobs.catalogue.lora_details();
         // A fleet's gateway has none of the files.
-        let has_files = loras.first().is_some_and(|lora| server.catalogue.lora_file(&lora.name).is_some());
+        let has_files = loras.first().is_some_and(|lora| jobs.catalogue.lora_file(&lora.name).is_some());
         let view = |lora: crate::LoraInfo| LoraView {
             preview: lora.has_preview.then(|| format!("/v1/loras/preview?name={}", encode(&lora.name))),
-            file: (has_files && may_download(&server, &caller, &lora.name).is_ok())
+            file: (has_files && may_download(&trainings, &caller, &lora.name).is_ok())
                 .then(|| format!("/v1/loras/{}/file", encode(&lora.name))),
-            deletable: may_delete(&server, &caller, &lora.name).is_ok(),
+            deletable: may_delete(&trainings, &caller, &lora.name).is_ok(),
             name: lora.name,
             triggers: lora.triggers,
         };
@@ -73,14 +79,14 @@ pub(crate) struct PreviewParams {
     (status = "4XX", description = "No such LoRA, or it has no preview", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn preview(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
     headers: HeaderMap,
     Query(PreviewParams { name }): Query<PreviewParams>,
 ) -> Result<Response, ApiError> {
     let bytes = run_blocking(move || {
         let missing = || ApiError::not_found("preview of LoRA", &name);
-        let bytes = server.catalogue.lora_preview(&name).ok_or_else(missing)?;
-        shrink(&server, &name, &bytes)
+        let bytes = jobs.catalogue.lora_preview(&name).ok_or_else(missing)?;
+        shrink(&jobs, &name, &bytes)
     });
     Ok(cached_while_valid(bytes_response(bytes.await?.into(), "image/jpeg", &headers)))
 }
@@ -92,16 +98,17 @@ pub(crate) async fn preview(
     (status = "4XX", description = "No such LoRA, or its file is not on this machine", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn file(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     headers: HeaderMap,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        find(&server, &name)?;
-        may_download(&server, &caller, &name)?;
+        find(&jobs, &name)?;
+        may_download(&trainings, &caller, &name)?;
         let missing = || ApiError::not_found("file of LoRA", &name);
-        let path = server.catalogue.lora_file(&name).ok_or_else(missing)?;
+        let path = jobs.catalogue.lora_file(&name).ok_or_else(missing)?;
         let response = file_response(&path, "application/octet-stream", None, &headers);
         let mut response = response.map(cached_while_valid).map_err(|_| missing())?;
         response.headers_mut().insert(header::CONTENT_DISPOSITION, attachment(&name));
@@ -117,17 +124,18 @@ pub(crate) async fn file(
     (status = "4XX", description = "No such LoRA", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn delete(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        find(&server, &name)?;
+        find(&jobs, &name)?;
         let failed = |error: std::io::Error| {
             tracing::error!(%error, lora = name, "failed to delete a LoRA");
             ApiError::new(ErrorCode::Storage, "the LoRA can't be deleted")
         };
-        let trainings = may_delete(&server, &caller, &name)?;
+        let trainings = may_delete(&trainings, &caller, &name)?;
         if !trainings.delete_lora(&name).map_err(failed)? {
             return Err(ApiError::not_found("LoRA", &name));
         }
@@ -138,17 +146,17 @@ pub(crate) async fn delete(
     Ok(response(StatusCode::NO_CONTENT, "text/plain", bytes::Bytes::new()))
 }
 
-fn find(server: &Server, name: &str) -> Result<(), ApiError> {
-    let is_listed = server.catalogue.loras().iter().any(|listed| listed == name);
+fn find(jobs: &Jobs, name: &str) -> Result<(), ApiError> {
+    let is_listed = jobs.catalogue.loras().iter().any(|listed| listed == name);
     if is_listed { Ok(()) } else { Err(ApiError::not_found("LoRA", name)) }
 }
 
 /// Checks that the caller may have a LoRA's file: an admin any, others those that they have trained.
-fn may_download(server: &Server, caller: &Caller, name: &str) -> Result<(), ApiError> {
+fn may_download(trainings: &Option<Arc<Trainings>>, caller: &Caller, name: &str) -> Result<(), ApiError> {
     if caller.admin {
         return Ok(());
     }
-    let trainings = trainings::allowed(server, caller)?;
+    let trainings = trainings::allowed(trainings, caller)?;
     let is_own = trainings.loras.owner(name).is_some_and(|owner| caller.sees(&owner));
     if is_own {
         Ok(())
@@ -158,8 +166,12 @@ fn may_download(server: &Server, caller: &Caller, name: &str) -> Result<(), ApiE
 }
 
 /// Checks that the caller may delete a LoRA: a training that it may see has written it.
-fn may_delete<'s>(server: &'s Server, caller: &Caller, name: &str) -> Result<&'s Trainings, ApiError> {
-    let trainings = trainings::allowed(server, caller)?;
+fn may_delete<'t>(
+    trainings: &'t Option<Arc<Trainings>>,
+    caller: &Caller,
+    name: &str,
+) -> Result<&'t Trainings, ApiError> {
+    let trainings = trainings::allowed(trainings, caller)?;
     match trainings.loras.owner(name) {
         Some(owner) if caller.sees(&owner) => Ok(trainings),
         Some(_) => Err(not_yours("only the key that trained this LoRA, and admins, may delete it")),

@@ -1,5 +1,6 @@
 //! Status endpoints: health, readiness, metrics, limits, sessions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -9,11 +10,12 @@ use serde::Serialize;
 
 use super::error::ApiError;
 use super::{Caller, json, response, run_blocking};
-use crate::Server;
 use crate::http::auth::{Auth, set_cookie};
 use crate::jobs::Jobs;
+use crate::jobs::intake::Intake;
 use crate::jobs::sessions::SESSION_AGE;
 use crate::jobs::store::StoreError;
+use crate::jobs::trainings::Trainings;
 
 /// The status of the server.
 #[derive(Serialize)]
@@ -142,11 +144,15 @@ pub(crate) struct About {
 
 /// Returns the server's version, limits and queue length.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/about", tag = "server", responses((status = 200, body = About))))]
-pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Response {
-    let limits = &server.config.limits;
+pub(crate) async fn about(
+    State(jobs): State<Jobs>,
+    State(trainings): State<Option<Arc<Trainings>>>,
+    caller: Caller,
+) -> Response {
+    let limits = &jobs.config.limits;
     let about = About {
         version: env!("CARGO_PKG_VERSION"),
-        waiting: server.queued_count(),
+        waiting: jobs.queued_count(),
         capacity: limits.queue,
         side: limits.side,
         pixels: limits.pixels,
@@ -159,7 +165,7 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
         tokens: limits.tokens,
         key: caller.key.as_ref().map(|key| key.name.clone()),
         admin: caller.admin,
-        train: server.trainings.get().is_some() && caller.may_train(),
+        train: trainings.is_some() && caller.may_train(),
     };
     json(StatusCode::OK, &about)
 }
@@ -170,7 +176,8 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
     (status = 401, description = "Missing or wrong API key", body = super::error::ErrorBody),
 )))]
 pub(crate) async fn session(
-    State(server): State<Server>,
+    State(auth): State<Arc<Auth>>,
+    State(intake): State<Intake>,
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
@@ -178,10 +185,10 @@ pub(crate) async fn session(
     // A session opens no further one: it would outlive its own end.
     let Some(key) = caller.key.filter(|_| Auth::carries_key(&headers)) else { return Ok(response) };
     let secret = run_blocking(move || {
-        let (secret, session, replaced) = server.auth.open_session(&key);
-        let stored = replaced.map_or(Ok(()), |replaced| server.keeping.delete_session(&replaced));
+        let (secret, session, replaced) = auth.open_session(&key);
+        let stored = replaced.map_or(Ok(()), |replaced| intake.keeping.delete_session(&replaced));
         // On a full disk the session lasts until the server stops.
-        if let Err(error) = stored.and_then(|()| server.keeping.insert_session(&session)) {
+        if let Err(error) = stored.and_then(|()| intake.keeping.insert_session(&session)) {
             tracing::warn!(%error, "failed to store a session");
         }
         Ok::<_, ApiError>(secret)
@@ -195,12 +202,13 @@ pub(crate) async fn session(
     (status = 401, description = "No session", body = super::error::ErrorBody),
 )))]
 pub(crate) async fn logout(
-    State(server): State<Server>,
+    State(auth): State<Arc<Auth>>,
+    State(intake): State<Intake>,
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    run_blocking(move || match server.auth.close_session(&headers, caller.secure) {
-        Some(session) => server.keeping.delete_session(&session).map_err(ApiError::from),
+    run_blocking(move || match auth.close_session(&headers, caller.secure) {
+        Some(session) => intake.keeping.delete_session(&session).map_err(ApiError::from),
         None => Ok(()),
     })
     .await?;

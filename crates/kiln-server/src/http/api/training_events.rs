@@ -10,8 +10,8 @@ use super::error::ApiError;
 use super::sse::{EventSource, RETRY, event, stream_events};
 use super::trainings::{TrainingView, allowed, find};
 use super::{Caller, Path};
-use crate::Server;
-use crate::jobs::trainings::{Training, TrainingSnapshot};
+use crate::jobs::Jobs;
+use crate::jobs::trainings::{Training, TrainingSnapshot, Trainings};
 
 /// Streams server-sent events until the training ends: `state` with the whole loss curve, `progress` with the losses since
 /// the last event, and `end`.
@@ -20,19 +20,20 @@ use crate::jobs::trainings::{Training, TrainingSnapshot};
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn events(
-    State(server): State<Server>,
+    State(jobs): State<Jobs>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let training = find(allowed(&server, &caller)?, &caller, &id)?;
+    let training = find(allowed(&trainings, &caller)?, &caller, &id)?;
     let watch = training.watch();
-    let source = TrainingEvents { server: server.clone(), training, started: false, step: 0, samples: 0 };
-    Ok(stream_events(&server, watch, source))
+    let source = TrainingEvents { trainings, training, started: false, step: 0, samples: 0 };
+    Ok(stream_events(&jobs, watch, source))
 }
 
 /// The events of a training, for one client.
 struct TrainingEvents {
-    server: Server,
+    trainings: Option<Arc<Trainings>>,
     training: Arc<Training>,
     /// Whether anything was sent.
     started: bool,
@@ -46,7 +47,7 @@ impl EventSource for TrainingEvents {
     type Snapshot = TrainingSnapshot;
 
     fn events(&mut self, snapshot: &TrainingSnapshot, closing: bool) -> (Vec<Bytes>, bool) {
-        let Some(trainings) = self.server.trainings.get() else { return (Vec::new(), true) };
+        let Some(trainings) = &self.trainings else { return (Vec::new(), true) };
         let training = &self.training;
         let view = TrainingView::new(trainings, training, snapshot);
         let is_last = !snapshot.state.is_active() || closing;

@@ -13,8 +13,8 @@ use super::error::ApiError;
 use super::fields::{Fields, parse_fields};
 use super::file::file_response;
 use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
-use crate::Server;
 use crate::jobs::error::ErrorCode;
+use crate::jobs::intake::Intake;
 use crate::jobs::trainer::TrainableModel;
 use crate::jobs::trainings::{
     LossPoint, Training, TrainingCheck, TrainingImage, TrainingSnapshot, TrainingState, Trainings, thin,
@@ -163,12 +163,15 @@ fn samples(training: &Training, files: &[(u64, std::path::PathBuf)]) -> Vec<Trai
 }
 
 /// The trainings of a server that allows them to this caller.
-pub(super) fn allowed<'s>(server: &'s Server, caller: &Caller) -> Result<&'s Trainings, ApiError> {
+pub(super) fn allowed<'t>(
+    trainings: &'t Option<Arc<Trainings>>,
+    caller: &Caller,
+) -> Result<&'t Trainings, ApiError> {
     let off = || {
         let message = "training is off on this server; its operator allows it with `kiln serve --train`";
         ApiError::new(ErrorCode::TrainingOff, message)
     };
-    let trainings = server.trainings.get().ok_or_else(off)?;
+    let trainings = trainings.as_ref().ok_or_else(off)?;
     if !caller.may_train() {
         let message = "this API key may not train; keys marked `train` or `admin` may";
         return Err(ApiError::new(ErrorCode::TrainingNotAllowed, message));
@@ -195,9 +198,12 @@ pub(crate) struct TrainingOptions {
     (status = 200, body = TrainingOptions),
     (status = 403, description = "Training is off, or the key may not train", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn options(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn options(
+    State(trainings): State<Option<Arc<Trainings>>>,
+    caller: Caller,
+) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
         Ok::<_, ApiError>(TrainingOptions { models: trainings.trainer.models() })
     });
     Ok(json(StatusCode::OK, &view.await?))
@@ -216,8 +222,11 @@ pub(crate) struct TrainingList {
     (status = 200, body = TrainingList),
     (status = 403, description = "Training is off, or the key may not train", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
-    let trainings = allowed(&server, &caller)?;
+pub(crate) async fn list(
+    State(trainings): State<Option<Arc<Trainings>>>,
+    caller: Caller,
+) -> Result<Response, ApiError> {
+    let trainings = allowed(&trainings, &caller)?;
     let all = trainings.all();
     let seen = all.iter().filter(|training| caller.sees(&training.client));
     let data = seen.map(|training| TrainingView::new(trainings, training, &training.snapshot())).collect();
@@ -244,13 +253,14 @@ pub(crate) struct NewTraining {
     (status = "4XX", description = "Not started: an image, caption or setting is unusable", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn start(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(NewTraining { request, images }, permit): Json<NewTraining>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
-        let training = server.accept_training(trainings, parse_fields(&request)?, images, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
+        let training = intake.accept_training(trainings, parse_fields(&request)?, images, &caller)?;
         drop(permit);
         let view = TrainingView::new(trainings, &training, &training.snapshot());
         let location = format!("/v1/trainings/{}", training.id);
@@ -265,13 +275,14 @@ pub(crate) async fn start(
     (status = "4XX", description = "It could not start", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn check(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(NewTraining { request, images }, permit): Json<NewTraining>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
-        let check = server.check_training(trainings, parse_fields(&request)?, images, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
+        let check = intake.check_training(trainings, parse_fields(&request)?, images, &caller)?;
         drop(permit);
         Ok::<_, ApiError>(json(StatusCode::OK, &check))
     })
@@ -283,12 +294,12 @@ pub(crate) async fn check(
     (status = 200, body = TrainingView), (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn details(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
         let training = find(trainings, &caller, &id)?;
         let view = TrainingView::new(trainings, &training, &training.snapshot());
         Ok::<_, ApiError>(view.with_files(trainings, &training))
@@ -303,11 +314,11 @@ pub(crate) async fn details(
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn cancel(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    change(server, caller, id, |trainings, training, _| {
+    change(trainings, caller, id, |trainings, training, _| {
         if trainings.cancel(training) { Ok(()) } else { Err(conflict("the training has ended")) }
     })
     .await
@@ -320,11 +331,11 @@ pub(crate) async fn cancel(
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn resume(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    change(server, caller, id, |trainings, training, caller| {
+    change(trainings, caller, id, |trainings, training, caller| {
         let message = "only a training that was cancelled, interrupted or failed can be resumed";
         if trainings.resume(training, caller)? { Ok(()) } else { Err(conflict(message)) }
     })
@@ -332,13 +343,13 @@ pub(crate) async fn resume(
 }
 
 async fn change(
-    server: Server,
+    trainings: Option<Arc<Trainings>>,
     caller: Caller,
     id: String,
     change: impl FnOnce(&Trainings, &Training, &Caller) -> Result<(), ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
         let training = find(trainings, &caller, &id)?;
         change(trainings, &training, &caller)?;
         let view = TrainingView::new(trainings, &training, &training.snapshot());
@@ -358,12 +369,12 @@ fn conflict(message: &str) -> ApiError {
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn delete(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
         let training = find(trainings, &caller, &id)?;
         let failed = |error: std::io::Error| {
             tracing::error!(%error, training = id, "failed to delete a training");
@@ -385,13 +396,13 @@ pub(crate) async fn delete(
     (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn sample(
-    State(server): State<Server>,
+    State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
     headers: HeaderMap,
     Path((id, step)): Path<(String, u64)>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&server, &caller)?;
+        let trainings = allowed(&trainings, &caller)?;
         let training = find(trainings, &caller, &id)?;
         let missing = || ApiError::not_found("sample", &step.to_string());
         let files = trainings.trainer.files(&training.run_path());
