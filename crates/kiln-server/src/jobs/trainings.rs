@@ -33,7 +33,7 @@ pub(crate) use training::{Training, thin};
 
 use crate::jobs::Jobs;
 use crate::jobs::caller::Caller;
-use crate::jobs::error::JobError;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::trainer::Trainer;
 
 /// The most unfinished trainings of a client.
