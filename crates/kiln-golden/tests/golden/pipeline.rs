@@ -256,8 +256,8 @@ fn invalid_requests_are_errors() {
         (Request { guidance: Some(f32::NAN), ..small("x") }, "guidance"),
         (Request { sigmas: vec![0.5, 0.9], ..small("x") }, "sigmas"),
         (Request { prompts: Vec::new(), embeds: Some(narrow), ..small("x") }, "[tokens, 48]"),
-        (Request { negative_prompts: negatives(2), ..small("x") }, "2 negative prompts"),
-        (Request { seed: vec![1, 2, 3], n: Some(2), ..small("x") }, "3 seeds"),
+        (Request { negative_prompts: negatives(2), ..small("x") }, "2 values of `negative_prompt`"),
+        (Request { seed: vec![1, 2, 3], n: Some(2), ..small("x") }, "3 values of `seed`"),
     ];
     for (request, expected) in bad {
         match Plan::new(&model, &request, &inputs) {

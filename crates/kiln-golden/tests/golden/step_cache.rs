@@ -305,7 +305,7 @@ fn invalid_thresholds_and_models_without_many_steps() {
     for threshold in [-0.1, 1.5, f32::NAN, f32::INFINITY] {
         let error = Plan::new(base.pipeline.model(), &request("a cat", Some(threshold)), inputs).unwrap_err();
         let message = error.to_string();
-        assert!(message.contains("from 0 to 1") && message.contains(&threshold.to_string()), "{message}");
+        assert!(message.contains("between 0 and 1") && message.contains(&threshold.to_string()), "{message}");
     }
     for name in ["klein", "klein-kv"] {
         let model = load(name, DType::F32);
