@@ -60,9 +60,9 @@ function facts(image) {
   ].filter(([, value]) => value !== undefined && value !== null && value !== "" && value !== 0);
 }
 
-export function open(shown) {
+export function open(opened) {
   // The gallery knows the image's marks.
-  const image = gallery.find(shown.id) ?? shown;
+  const image = gallery.find(opened.id) ?? opened;
   shown = image;
   showImage($("viewer-image"), image.url);
   $("viewer-image").alt = image.prompt;
