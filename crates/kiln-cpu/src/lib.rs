@@ -23,6 +23,7 @@ mod element;
 mod gemm;
 mod isa;
 mod math;
+mod matrix;
 mod ops;
 mod parallel;
 mod peaks;

@@ -6,10 +6,10 @@ use kiln_ops::Result;
 
 use super::blocks::{BlockGrid, BlockSizes, BlockTask, ScratchSizes};
 use super::{
-    Epilogue, GemmSize, KC, PackedLeft, RowSource, SumBlock, multiply, pack_right, pack_right_kn,
-    run_epilogue,
+    Epilogue, GemmSize, PackedLeft, RowSource, SumBlock, multiply, pack_right, pack_right_kn, run_epilogue,
 };
 use crate::Context;
+use crate::simd::KC;
 
 /// How the right operand of a product is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

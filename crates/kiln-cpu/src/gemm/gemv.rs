@@ -7,8 +7,8 @@ use super::blocks::{Block, BlockGrid, ScratchSizes};
 use super::{Epilogue, SumBlock, run_epilogue};
 use crate::Context;
 use crate::element::Scalar;
+use crate::matrix::{Format, StackedMatrix};
 use crate::simd::{Simd, dispatch, reduce_add};
-use crate::weight::{Format, StackedMatrix};
 
 /// Maximum rows for which [`gemv`] is used.
 pub(crate) const GEMV_MAX_ROWS: usize = 5;

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::{GemmSize, KC, RowSource, Term, multiply, pack_right};
+use super::{GemmSize, RowSource, Term, multiply, pack_right};
 use crate::Context;
+use crate::simd::KC;
 
 /// The updates that contribute to some columns, with their right operands packed.
 pub(crate) struct PackedUpdates<'a, R> {

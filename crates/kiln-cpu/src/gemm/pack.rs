@@ -5,17 +5,11 @@ use std::ops::Range;
 
 use kiln_ops::Result;
 
-use super::KC;
+use super::RowSource;
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::parallel::DisjointMut;
-use crate::simd::{Simd, dispatch};
-
-/// A matrix that is read row by row as f32, whatever its format and memory layout.
-pub(crate) trait RowSource: Sync {
-    /// Writes the values of `row` from column `from` on.
-    fn read_row<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]);
-}
+use crate::simd::{KC, Simd, dispatch};
 
 #[inline(always)]
 fn pack_left_kernel<S: Simd, R: RowSource>(

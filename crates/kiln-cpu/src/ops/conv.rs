@@ -14,16 +14,17 @@ use crate::element::{Scalar, convert};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{Bf16Rows, TiledOperand, amx_conv_gemm};
 use crate::gemm::{
-    Block, BlockGrid, Epilogue, GemmSize, KC, RowSource, SMALL_N, ScratchSizes, SmallNOperands, SumBlock,
+    Block, BlockGrid, Epilogue, GemmSize, RowSource, SMALL_N, ScratchSizes, SmallNOperands, SumBlock,
     gemm_small_n, multiply, pack_left, pack_right, padded_depth, run_epilogue, small_n_scratch_len,
     widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
+use crate::matrix::ZeroPadded;
 use crate::parallel::DisjointMut;
-use crate::simd::Simd;
+use crate::simd::{KC, Simd};
 use crate::tensor::{CpuTensor, TensorElement, by_dtype};
-use crate::weight::{CpuConv, ZeroPadded};
+use crate::weight::CpuConv;
 
 pub(crate) fn conv2d(
     cx: &Context,

@@ -16,17 +16,15 @@ use crate::element::{Scalar, convert};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{AmxBf16Gemm, Bf16Rows, TiledOperand};
 use crate::gemm::{
-    Epilogue, GEMV_MAX_ROWS, GemvTerm, Int8Weight, MC, PackedLeft, RowSource, Term, gemm_f32, gemm_int8,
-    gemv, widen_rows,
+    Epilogue, GEMV_MAX_ROWS, GemvTerm, MC, PackedLeft, RowSource, Term, gemm_f32, gemm_int8, gemv, widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
-use crate::isa::Level;
+use crate::isa::{Amx, Level};
+use crate::matrix::{Format, Int8Weight, StackedMatrix, ZeroPadded};
 use crate::parallel::DisjointMut;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Amx;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, TensorElement, by_dtype};
-use crate::weight::{CpuWeight, Format, LowRankUpdate, StackedMatrix, ZeroPadded};
+use crate::weight::{CpuWeight, LowRankUpdate};
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
     let shape = shapes::linear(x, w.size())?;

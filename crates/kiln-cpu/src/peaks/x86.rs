@@ -4,9 +4,10 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-use super::{Peak, Peaks, rate};
+use super::rate::{Peak, Peaks, rate};
+use crate::isa::{Amx, Avx2, Avx512};
 use crate::parallel::Pool;
-use crate::simd::{Amx, Avx2, Avx512, TILE_BF16};
+use crate::simd::TILE_BF16;
 
 /// Iterations of a loop between two clock reads.
 const ROUNDS: u64 = 20_000;

@@ -4,21 +4,9 @@ use std::arch::x86_64::*;
 
 use kiln_tensor::{bf16, f16};
 
-use super::{MicrokernelArgs, Simd, microkernel_by_rows};
-use crate::isa::Level;
-
-/// Proof of AVX2, FMA and F16C.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
-    pub fn detect() -> Option<Avx2> {
-        let found = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        found.then_some(Avx2(()))
-    }
-}
+use super::microkernel::microkernel_by_rows;
+use super::{MicrokernelArgs, Simd};
+use crate::isa::{Avx2, Level};
 
 impl Simd for Avx2 {
     type V = __m256;

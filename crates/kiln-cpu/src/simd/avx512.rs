@@ -4,25 +4,11 @@ use std::arch::x86_64::*;
 
 use kiln_tensor::{bf16, f16};
 
-use super::{MicrokernelArgs, Simd, microkernel_by_rows};
-use crate::isa::Level;
-
-/// Proof of AVX-512 F, BW, DQ and VL.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+use super::microkernel::microkernel_by_rows;
+use super::{MicrokernelArgs, Simd};
+use crate::isa::{Avx512, Level};
 
 impl Avx512 {
-    pub fn detect() -> Option<Avx512> {
-        let found = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        found.then_some(Avx512(()))
-    }
-
     /// Bits whose upper halves are the nearest bf16. Not with vcvtneps2bf16, which flushes subnormals.
     #[inline(always)]
     fn round_to_bf16(self, v: __m512) -> __m512i {

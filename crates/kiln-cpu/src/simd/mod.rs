@@ -11,20 +11,16 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod entry;
+mod microkernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{
-    Amx, Bf16Tiles, Int8Tiles, LeftOperand, TILE_BF16, TILE_BYTES, TileOperands, TileRegisters,
-};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::Avx512;
-#[cfg(target_arch = "aarch64")]
-pub(crate) use neon::Neon;
+pub(crate) use amx::{Bf16Tiles, Int8Tiles, LeftOperand, TILE_BF16, TILE_BYTES, TileOperands, TileRegisters};
+pub(crate) use entry::dispatch;
+pub(crate) use microkernel::KC;
 pub(crate) use portable::Portable;
 
 use kiln_tensor::{bf16, f16};
@@ -118,7 +114,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Writes the tile `c[i][j] = Σ_k a[i][k] · b[k][j]`, added to what is there when `add`.
     ///
     /// # Safety
-    /// `a` holds `rows` rows of `depth` values, [`KC`](crate::gemm::KC) apart; `b` holds `depth` rows of `TILE_COLS`
+    /// `a` holds `rows` rows of `depth` values, [`KC`] apart; `b` holds `depth` rows of `TILE_COLS`
     /// values; `c` can take `rows` rows of `TILE_COLS` values, `stride` apart. `1 <= rows <= TILE_ROWS`.
     unsafe fn microkernel(self, args: MicrokernelArgs, rows: usize);
 
@@ -174,52 +170,3 @@ fn to_array<S: Simd>(s: S, v: S::V) -> [f32; MAX_LANES] {
     unsafe { s.store(lanes.as_mut_ptr(), v) };
     lanes
 }
-
-/// Defines the entry point of a kernel: `fn name<T: Element>(args…) -> R => kernel` becomes `name(level, args…)`, which
-/// runs `kernel(s, args…)` compiled for the instruction set of `level`.
-macro_rules! dispatch {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)?
-        ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? => $kernel:path;) => {
-        $(#[$doc])*
-        $vis fn $name $(<$($g: $bound),+>)? (level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c")]
-                fn avx2 $(<$($g: $bound),+>)? (s: $crate::simd::Avx2, $($arg: $ty),*) $(-> $ret)? {
-                $kernel(s, $($arg),*)
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-                fn avx512 $(<$($g: $bound),+>)? (s: $crate::simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
-                $kernel(s, $($arg),*)
-            }
-            match level {
-                $crate::isa::Level::Portable => $kernel($crate::simd::Portable, $($arg),*),
-                #[cfg(target_arch = "aarch64")]
-                // Part of the target's base instructions.
-                $crate::isa::Level::Neon(s) => $kernel(s, $($arg),*),
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: the token exists only if the machine has these instructions.
-                $crate::isa::Level::Avx2(s) => unsafe { avx2(s, $($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                $crate::isa::Level::Avx512(s) => unsafe { avx512(s, $($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                $crate::isa::Level::Amx(amx) => unsafe { avx512(amx.avx512(), $($arg),*) },
-            }
-        }
-    };
-}
-pub(crate) use dispatch;
-
-/// Selects the microkernel compiled for a row count that is known only at run time.
-macro_rules! microkernel_by_rows {
-    ($s:expr, $args:expr, $rows:expr; $($n:literal)+) => {
-        match $rows {
-            // SAFETY: upheld by the caller.
-            $($n => unsafe { $crate::gemm::microkernel::<Self, $n>($s, $args) },)+
-            _ => unreachable!("a tile has 1 to {} rows", Self::TILE_ROWS),
-        }
-    };
-}
-pub(crate) use microkernel_by_rows;

@@ -4,18 +4,9 @@ use std::arch::aarch64::*;
 
 use kiln_tensor::{bf16, f16};
 
-use super::{MicrokernelArgs, Simd, microkernel_by_rows};
-use crate::isa::Level;
-
-/// Proof of NEON, which every 64-bit ARM has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Neon(());
-
-impl Neon {
-    pub fn detect() -> Option<Neon> {
-        std::arch::is_aarch64_feature_detected!("neon").then_some(Neon(()))
-    }
-}
+use super::microkernel::microkernel_by_rows;
+use super::{MicrokernelArgs, Simd};
+use crate::isa::{Level, Neon};
 
 impl Simd for Neon {
     type V = float32x4_t;

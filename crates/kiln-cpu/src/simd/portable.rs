@@ -2,7 +2,8 @@
 
 use kiln_tensor::{bf16, f16};
 
-use super::{MicrokernelArgs, Simd, microkernel_by_rows};
+use super::microkernel::microkernel_by_rows;
+use super::{MicrokernelArgs, Simd};
 use crate::isa::Level;
 
 /// Arrays of four, for which every target has registers; the compiler vectorises the loops over them.

@@ -12,17 +12,20 @@ use std::arch::x86_64::_mm_sfence;
 use std::ops::Range;
 
 use kiln_ops::Result;
+use kiln_tensor::bf16;
 
 use super::operand::TiledOperand;
-use super::pack::{PAIR, QUAD_SUMS, TILE_ROW_BYTES, pack_left_tiles};
+use super::pack::pack_left_row;
 use super::prefetch::{BYTES_PER_STEP, prefetch_rows, prefetch_step};
+use super::sizes::{GROUP_COLS, KC_BYTES, NC, PAIR, QUAD_SUMS, TILE_ROW_BYTES, block_sizes, row_pairs};
 use super::transpose::transpose_quad;
-use super::{GROUP_COLS, KC_BYTES, NC, block_sizes, row_pairs};
 use crate::Context;
+use crate::element::convert;
 use crate::gemm::blocks::{Block, BlockGrid, BlockTask, Scratch, ScratchSizes};
 use crate::gemm::{Epilogue, PackedUpdates, RowSource, SumBlock, Term, run_epilogue};
-use crate::simd::{Amx, Bf16Tiles, LeftOperand, TileOperands, TileRegisters};
-use crate::weight::{Format, StackedMatrix};
+use crate::isa::Amx;
+use crate::matrix::{Format, StackedMatrix};
+use crate::simd::{Bf16Tiles, LeftOperand, TileOperands, TileRegisters};
 
 /// `left · weightᵀ + Σ update.left · update.rightᵀ`.
 pub(crate) struct AmxBf16Gemm<'a, R> {
@@ -147,5 +150,51 @@ impl<R: RowSource + Send> AmxBf16Gemm<'_, R> {
         }
         let (bytes, stride) = self.weight.contiguous_rows(rows.start..rows.start + PAIR)?;
         Some((&bytes[depth.start..], stride))
+    }
+}
+
+/// Packs bytes `columns` of up to [`PAIR`] rows of a weight as left tiles, with zeros for rows that are missing.
+///
+/// Tiles are not loaded from the weight's own rows every time: these lie a multiple of a large power of two apart, so
+/// that the L1 cache can't hold 32 of them, they begin anywhere in a cache line, and they are read once for
+/// every [`PAIR`] of tokens.
+///
+/// # Safety
+/// The machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pack_left_tiles(
+    amx: Amx,
+    weight: &StackedMatrix,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    out: &mut [u8],
+) {
+    if weight.format == Format::Packed {
+        return pack_left_tiles_unpacked(amx, weight, rows, columns, out);
+    }
+    for i in 0..PAIR {
+        let inside = rows.start + i < rows.end;
+        let bytes = if inside { &weight.row(rows.start + i)[columns.clone()] } else { &[] };
+        pack_left_row(bytes, i, columns.len().div_ceil(TILE_ROW_BYTES), out);
+    }
+}
+
+/// [`pack_left_tiles`] for a packed weight, whose values are rounded to bf16.
+#[inline(always)]
+fn pack_left_tiles_unpacked(
+    amx: Amx,
+    weight: &StackedMatrix,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    out: &mut [u8],
+) {
+    let (mut wide, mut row) = ([0f32; KC_BYTES / 2], [bf16::ZERO; KC_BYTES / 2]);
+    for i in 0..PAIR {
+        let inside = if rows.start + i < rows.end { columns.len() / 2 } else { 0 };
+        if inside > 0 {
+            weight.unpack(amx.avx512(), rows.start + i, columns.start / 2, &mut wide[..inside]);
+            convert(amx.avx512(), &wide[..inside], &mut row[..inside]);
+        }
+        pack_left_row(bytemuck::cast_slice(&row[..inside]), i, columns.len().div_ceil(TILE_ROW_BYTES), out);
     }
 }

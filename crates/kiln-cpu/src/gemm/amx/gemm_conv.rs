@@ -8,13 +8,14 @@ use std::ops::Range;
 use kiln_ops::Result;
 use kiln_tensor::bf16;
 
-use super::KC_BYTES;
-use super::operand::{Bf16Rows, TiledOperand};
-use super::pack::{PAIR, QUAD_SUMS, TILE_ROW_BYTES, pack_left_row};
+use super::operand::TiledOperand;
+use super::pack::pack_left_row;
+use super::sizes::{KC_BYTES, PAIR, QUAD_SUMS, TILE_ROW_BYTES};
 use crate::Context;
 use crate::gemm::blocks::{Block, BlockGrid, ScratchSizes};
-use crate::gemm::{Epilogue, SumBlock, run_epilogue};
-use crate::simd::{Amx, Bf16Tiles, LeftOperand, TileOperands};
+use crate::gemm::{Bf16Rows, Epilogue, SumBlock, run_epilogue};
+use crate::isa::Amx;
+use crate::simd::{Bf16Tiles, LeftOperand, TileOperands};
 
 /// Maximum rows of a strip.
 const MAX_STRIP_ROWS: usize = 1024;

@@ -10,14 +10,14 @@ use kiln_ops::Result;
 
 use super::operand::TiledOperand;
 use super::overlap::{FinishedQuad, ROWS_PER_STEP};
-use super::pack::{PAIR, QUAD_SUMS, TILE_ROW_BYTES};
 use super::packed_weight::PackedInt8Weight;
 use super::prefetch::{BYTES_PER_STEP, LINES_PER_STEP, prefetch_step};
-use super::{GROUP_COLS, KC_BYTES, MC, NC, block_sizes, row_pairs};
+use super::sizes::{GROUP_COLS, KC_BYTES, MC, NC, PAIR, QUAD_SUMS, TILE_ROW_BYTES, block_sizes, row_pairs};
 use crate::Context;
 use crate::gemm::blocks::{Block, BlockGrid, BlockTask, Scratch, ScratchSizes};
 use crate::gemm::{DirectOutput, Epilogue, PackedUpdates, RowSource, SumBlock, Term, run_epilogue};
-use crate::simd::{Amx, Int8Tiles, LeftOperand, TileOperands, TileRegisters};
+use crate::isa::Amx;
+use crate::simd::{Int8Tiles, LeftOperand, TileOperands, TileRegisters};
 
 // The steps of a depth block write no more rows than a quad has.
 const _: () = assert!(KC_BYTES / TILE_ROW_BYTES * ROWS_PER_STEP <= PAIR);

@@ -9,7 +9,7 @@
 //!
 //! The caches are the limit, not the tiles: a Sapphire Rapids core's L2 cache delivers 84 GB/s, of which the tokens of
 //! a bf16 step take 60, and L3 27. One thread reaches 85 % of the tiles' rate with tokens in L2; 74 %
-//! with 384 of the next tokens coming from L3, 68 % with 512 (hence [`MC`]); a whole layer 44 to 47 %.
+//! with 384 of the next tokens coming from L3, 68 % with 512 (hence [`sizes::MC`]); a whole layer 44 to 47 %.
 
 mod gemm_bf16;
 mod gemm_conv;
@@ -19,37 +19,13 @@ mod overlap;
 mod pack;
 mod packed_weight;
 mod prefetch;
+mod sizes;
 mod transpose;
 
 pub(crate) use gemm_bf16::AmxBf16Gemm;
 pub(crate) use gemm_conv::amx_conv_gemm;
 pub(crate) use gemm_int8::AmxInt8Gemm;
-pub(crate) use operand::{Bf16Rows, TiledOperand};
-pub(crate) use pack::{
-    PAIR, QUAD_SUMS, TILE_ROW_BF16, TILE_ROW_BYTES, pack_left_row, pack_right_row_pair, pack_right_tiles,
-};
+pub(crate) use operand::TiledOperand;
+pub(crate) use pack::{pack_left_row, pack_right_row_pair, pack_right_tiles};
 pub(crate) use packed_weight::PackedInt8Weight;
-
-use std::ops::Range;
-
-use super::blocks::{Block, BlockSizes};
-
-/// Tokens of a block. A [`KC_BYTES`] block of them (384 KiB) stays in the L2 cache, and so does the next one.
-const MC: usize = 384;
-/// Weight rows of a block; their sums (384 KiB) stay there too.
-const NC: usize = 256;
-/// Column blocks per group.
-const GROUP_COLS: usize = 4;
-/// Bytes of a row summed before the tiles are stored. The weight rows of a step (32 KiB) stay in the L1 cache
-/// while the tokens are streamed.
-const KC_BYTES: usize = 1024;
-
-/// The block sizes of a linear layer.
-fn block_sizes(max_cols: usize, group_cols: usize) -> BlockSizes {
-    BlockSizes { tile_rows: PAIR, max_rows: MC, min_rows: 2 * PAIR, max_cols, min_cols: 2 * PAIR, group_cols }
-}
-
-/// The [`PAIR`]s of rows that a block has.
-fn row_pairs(block: &Block) -> Range<usize> {
-    block.rows.start / PAIR..block.rows.end.div_ceil(PAIR)
-}
+pub(crate) use sizes::{PAIR, QUAD_SUMS, TILE_ROW_BF16, TILE_ROW_BYTES};

@@ -5,20 +5,15 @@ use std::ops::Range;
 use kiln_ops::Result;
 use kiln_tensor::bf16;
 
-use super::KC_BYTES;
-use super::pack::{PAIR, TILE_ROW_BYTES, pack_left_row, pack_right_tiles};
+use super::pack::{pack_left_row, pack_right_tiles};
+use super::sizes::{KC_BYTES, PAIR, TILE_ROW_BYTES};
 use crate::Context;
 use crate::buffer::Buffer;
-use crate::gemm::RowSource;
 use crate::gemm::int8::{DotIsa, quantize_row};
+use crate::gemm::{Bf16Rows, RowSource};
+use crate::isa::Amx;
 use crate::parallel::DisjointMut;
-use crate::simd::{Amx, TILE_BYTES};
-
-/// A bf16 matrix that is copied row by row, whatever its memory layout.
-pub(crate) trait Bf16Rows: Sync {
-    /// Copies the values of `row` from column `from` on.
-    fn copy_row(&self, row: usize, from: usize, out: &mut [bf16]);
-}
+use crate::simd::TILE_BYTES;
 
 /// Rows packed as tiles: for every block of [`KC_BYTES`], for every [`PAIR`] of rows, two tiles per step.
 ///

@@ -7,9 +7,10 @@
 
 use std::arch::x86_64::*;
 
-use super::pack::{PAIR, QUAD_SUMS};
+use super::sizes::{PAIR, QUAD_SUMS};
 use crate::gemm::{DirectOutput, GatedResidual};
-use crate::simd::{Avx512, Simd};
+use crate::isa::Avx512;
+use crate::simd::Simd;
 
 /// The int8 sums of [`PAIR`] tokens and [`PAIR`] columns, and where their results go.
 #[derive(Clone, Copy)]

@@ -4,23 +4,12 @@
 //! two at a time, for a [`PAIR`] of rows or columns, one step of [`TILE_ROW_BYTES`] after the other.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use kiln_tensor::bf16;
 
-use super::KC_BYTES;
-use crate::element::convert;
-use crate::simd::{Amx, Simd, TILE_BF16, TILE_BYTES};
-use crate::weight::{Format, StackedMatrix};
-
-/// Bytes of a row of a tile.
-pub(crate) const TILE_ROW_BYTES: usize = 64;
-/// bf16 values of a row of a tile.
-pub(crate) const TILE_ROW_BF16: usize = 32;
-/// Rows of two left tiles, or columns of two right tiles.
-pub(crate) const PAIR: usize = 32;
-/// Sums of a quad: two left by two right tiles.
-pub(crate) const QUAD_SUMS: usize = PAIR * PAIR;
+use super::sizes::{PAIR, TILE_ROW_BF16, TILE_ROW_BYTES};
+use crate::isa::Amx;
+use crate::simd::{Simd, TILE_BF16, TILE_BYTES};
 
 /// Packs [`PAIR`] columns of a right operand, each stored as a row, `stride` bytes apart, into right tiles.
 ///
@@ -39,52 +28,6 @@ pub(crate) unsafe fn pack_right_tiles(amx: Amx, lines: &[u8], stride: usize, ste
                 amx.avx512().transpose(from.cast(), stride / 4, to.cast(), 16);
             }
         }
-    }
-}
-
-/// Packs bytes `columns` of up to [`PAIR`] rows of a weight as left tiles, with zeros for rows that are missing.
-///
-/// Tiles are not loaded from the weight's own rows every time: these lie a multiple of a large power of two apart, so
-/// that the L1 cache can't hold 32 of them, they begin anywhere in a cache line, and they are read once for
-/// every [`PAIR`] of tokens.
-///
-/// # Safety
-/// The machine has AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn pack_left_tiles(
-    amx: Amx,
-    weight: &StackedMatrix,
-    rows: Range<usize>,
-    columns: Range<usize>,
-    out: &mut [u8],
-) {
-    if weight.format == Format::Packed {
-        return pack_left_tiles_unpacked(amx, weight, rows, columns, out);
-    }
-    for i in 0..PAIR {
-        let inside = rows.start + i < rows.end;
-        let bytes = if inside { &weight.row(rows.start + i)[columns.clone()] } else { &[] };
-        pack_left_row(bytes, i, columns.len().div_ceil(TILE_ROW_BYTES), out);
-    }
-}
-
-/// [`pack_left_tiles`] for a packed weight, whose values are rounded to bf16.
-#[inline(always)]
-fn pack_left_tiles_unpacked(
-    amx: Amx,
-    weight: &StackedMatrix,
-    rows: Range<usize>,
-    columns: Range<usize>,
-    out: &mut [u8],
-) {
-    let (mut wide, mut row) = ([0f32; KC_BYTES / 2], [bf16::ZERO; KC_BYTES / 2]);
-    for i in 0..PAIR {
-        let inside = if rows.start + i < rows.end { columns.len() / 2 } else { 0 };
-        if inside > 0 {
-            weight.unpack(amx.avx512(), rows.start + i, columns.start / 2, &mut wide[..inside]);
-            convert(amx.avx512(), &wide[..inside], &mut row[..inside]);
-        }
-        pack_left_row(bytemuck::cast_slice(&row[..inside]), i, columns.len().div_ceil(TILE_ROW_BYTES), out);
     }
 }
 

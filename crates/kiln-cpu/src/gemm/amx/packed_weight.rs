@@ -4,12 +4,13 @@
 
 use kiln_ops::Result;
 
-use super::pack::{PAIR, TILE_ROW_BYTES, pack_right_tiles};
+use super::pack::pack_right_tiles;
+use super::sizes::{PAIR, TILE_ROW_BYTES};
 use crate::Context;
 use crate::buffer::Buffer;
+use crate::isa::Amx;
 use crate::parallel::DisjointMut;
-use crate::simd::{Amx, TILE_BYTES};
-use crate::weight::StackedMatrix;
+use crate::simd::TILE_BYTES;
 
 /// An int8 weight packed as right tiles: for every [`PAIR`] of rows two tiles per step, padded with zeros.
 ///
@@ -22,11 +23,16 @@ pub(crate) struct PackedInt8Weight {
 }
 
 impl PackedInt8Weight {
-    /// Packs the rows of an int8 matrix.
-    pub fn new(cx: &Context, amx: Amx, matrix: &StackedMatrix) -> Result<PackedInt8Weight> {
-        let steps = matrix.cols.div_ceil(TILE_ROW_BYTES);
+    /// Packs an int8 matrix of this size, whose rows `row` reads.
+    pub fn new<'a>(
+        cx: &Context,
+        amx: Amx,
+        [rows, cols]: [usize; 2],
+        row: impl Fn(usize) -> &'a [u8] + Sync,
+    ) -> Result<PackedInt8Weight> {
+        let steps = cols.div_ceil(TILE_ROW_BYTES);
         let area = steps * 2 * TILE_BYTES;
-        let pairs = matrix.rows.div_ceil(PAIR);
+        let pairs = rows.div_ceil(PAIR);
         let mut data = cx.buffer::<u8>(pairs.saturating_mul(area))?;
         // The rows of the scratch lie one line further apart, so that they don't share a few cache sets.
         let stride = (steps + 1) * TILE_ROW_BYTES;
@@ -38,8 +44,8 @@ impl PackedInt8Weight {
         let out = DisjointMut::new(&mut data);
         cx.pool.for_each_with(pairs, scratch, |pair, lines| {
             for (i, line) in lines.chunks_exact_mut(stride).enumerate() {
-                if pair * PAIR + i < matrix.rows {
-                    line[..matrix.cols].copy_from_slice(matrix.row(pair * PAIR + i));
+                if pair * PAIR + i < rows {
+                    line[..cols].copy_from_slice(row(pair * PAIR + i));
                 } else {
                     line.fill(0);
                 }

@@ -6,7 +6,7 @@
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
-use super::pack::TILE_ROW_BYTES;
+use super::sizes::TILE_ROW_BYTES;
 
 /// Cache lines that a step prefetches of each operand. A constant, so that the loop over them is unrolled.
 pub(super) const LINES_PER_STEP: usize = 4;

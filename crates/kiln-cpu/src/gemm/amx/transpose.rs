@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::pack::{PAIR, QUAD_SUMS};
+use super::sizes::{PAIR, QUAD_SUMS};
 use crate::simd::TILE_BYTES;
 
 /// Writes a quad of sums transposed: one row per token, `stride` apart.
@@ -56,7 +56,7 @@ unsafe fn four_tokens(tile: *const f32) -> [__m512; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::Amx;
+    use crate::isa::Amx;
 
     #[test]
     fn a_quad_is_transposed() {

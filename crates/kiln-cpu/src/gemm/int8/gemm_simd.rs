@@ -7,14 +7,13 @@ use kiln_ops::Result;
 use super::dequantize::dequantize;
 use super::dot::{DotArgs, DotIsa, DotSimd, dispatch_dot};
 use super::quantize::{QuantizedRow, quantize_row};
-use super::{Epilogue, Int8Weight, RowSource, Term};
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::gemm::blocks::{BlockGrid, BlockSizes, BlockTask, ScratchSizes};
-use crate::gemm::{PackedUpdates, SumBlock, run_epilogue};
+use crate::gemm::{Epilogue, PackedUpdates, RowSource, SumBlock, Term, run_epilogue};
+use crate::matrix::{Int8Weight, StackedMatrix};
 use crate::parallel::DisjointMut;
 use crate::simd::Simd;
-use crate::weight::StackedMatrix;
 
 /// Words summed before the tile is stored.
 const KC_WORDS: usize = 256;

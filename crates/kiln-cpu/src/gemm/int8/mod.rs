@@ -26,14 +26,7 @@ use super::{Epilogue, RowSource, Term};
 use crate::Context;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
-use crate::weight::StackedMatrix;
-
-/// An int8 weight with one scale per row.
-#[derive(Clone, Copy)]
-pub(crate) struct Int8Weight<'a> {
-    pub matrix: &'a StackedMatrix,
-    pub scales: &'a [f32],
-}
+use crate::matrix::Int8Weight;
 
 /// Computes `x · weightᵀ + Σ update.left · update.rightᵀ` for `rows` of `x`.
 pub(crate) fn gemm_int8<X: RowSource, R: RowSource + Send, E: Epilogue>(

@@ -17,14 +17,15 @@ use kiln_tensor::bf16;
 use super::amx_softmax::{
     MaskedRow, ROW_GROUP, UnmaskedRows, divide, softmax_masked_row, softmax_unmasked_rows,
 };
+use super::call::{AttentionCall, MAX_PACKED_ELEMENTS};
 use super::softmax::SoftmaxState;
-use super::{AttentionCall, MAX_PACKED_ELEMENTS};
 use crate::buffer::Buffer;
 use crate::gemm::{
     PAIR, QUAD_SUMS, TILE_ROW_BF16, TILE_ROW_BYTES, pack_left_row, pack_right_row_pair, pack_right_tiles,
 };
+use crate::isa::Amx;
 use crate::parallel::DisjointMut;
-use crate::simd::{Amx, Bf16Tiles, LeftOperand, TILE_BF16, TileOperands, TileRegisters};
+use crate::simd::{Bf16Tiles, LeftOperand, TILE_BF16, TileOperands, TileRegisters};
 
 /// Keys of a block: the scores of a step (32 KiB) are read again from the L1 and L2 caches.
 const KEY_BLOCK: usize = 256;

@@ -8,8 +8,9 @@ use kiln_tensor::bf16;
 use super::softmax::SoftmaxState;
 use crate::element::write;
 use crate::gemm::{PAIR, QUAD_SUMS, TILE_ROW_BF16};
+use crate::isa::Amx;
 use crate::math::exp2_approx;
-use crate::simd::{Amx, Simd, TILE_BF16};
+use crate::simd::{Simd, TILE_BF16};
 
 /// One query of a step.
 pub(super) struct MaskedRow<'a> {

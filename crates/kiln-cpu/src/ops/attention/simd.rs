@@ -8,13 +8,13 @@ use std::ops::Range;
 use kiln_ops::Result;
 use kiln_ops::shapes::AttentionSize;
 
+use super::call::{AttentionCall, MAX_PACKED_ELEMENTS, RowConcat};
 use super::softmax::{SoftmaxState, softmax_step};
-use super::{AttentionCall, MAX_PACKED_ELEMENTS, RowConcat};
 use crate::buffer::Buffer;
 use crate::element::{Element, Scalar, convert, read, write};
-use crate::gemm::{GemmSize, KC, RowSource, multiply, pack_left, pack_right, pack_right_kn};
+use crate::gemm::{GemmSize, RowSource, multiply, pack_left, pack_right, pack_right_kn};
 use crate::parallel::DisjointMut;
-use crate::simd::{Simd, dispatch};
+use crate::simd::{KC, Simd, dispatch};
 use crate::tensor::TensorElement;
 
 /// Keys of a block. Equal to the depth of a packed block, so that the softmax weights already have the layout of a left

@@ -14,11 +14,12 @@ use crate::element::{Element, Scalar, convert, read, write};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::DirectOutput;
 use crate::gemm::{Epilogue, Orientation, PackedLeft, RowSource, SumBlock, Term, gemm_f32_of};
+use crate::matrix::DequantizedRows;
 use crate::ops::linear::ColumnConcat;
 use crate::parallel::DisjointMut;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, TensorElement, by_dtype};
-use crate::weight::{CpuWeight, DequantizedRows};
+use crate::weight::CpuWeight;
 
 /// `add + scale · sums`, rounded to `T`: `[rows, width]`.
 pub(super) struct ScaledAdd<'a, T> {

@@ -1,14 +1,19 @@
 //! The instruction sets that kernels are compiled for, and which of them this machine has.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Amx, Avx2, Avx512};
+
 use std::fmt;
 use std::str::FromStr;
 
 use kiln_ops::{Error, Result};
-
-#[cfg(target_arch = "aarch64")]
-use crate::simd::Neon;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{Amx, Avx2, Avx512};
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
