@@ -3,6 +3,7 @@
 
     tools/graph.py kiln-server kiln      # figures
     tools/graph.py -v kiln-server        # with the files and arrows behind them
+    tools/graph.py --check               # all crates; fails if one has a circle
 
 An arrow runs from a file to the file that defines what it names: in `use`, or as a full path in code. A name that a module
 re-exports counts for the file behind it. Left out: tests, and the crate root, which lists everything.
@@ -26,10 +27,10 @@ LAYERS = read_layers()
 
 
 def without_tests(text):
-    """The text without comments, strings' contents and test modules."""
+    """The text without comments, strings' contents, test modules and what only documentation links to."""
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text)
-    while match := re.search(r"#\[cfg\((?:all\()?test\b[^\]]*\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?(?:mod|impl|fn|use)[^{;]*", text):
+    while match := re.search(r"#\[cfg\((?:all\()?(?:test|doc)\b[^\]]*\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?(?:mod|impl|fn|use)[^{;]*", text):
         end = match.end()
         if end < len(text) and text[end] == "{":
             depth = 0
@@ -131,7 +132,7 @@ class Crate:
         for module, text in self.files.items():
             if not module:
                 continue
-            body = re.sub(r"\buse\s+[^;]+;", "", text)
+            body = re.sub(r"\b(?:use\s+[^;]+|mod\s+\w+);", "", text)
             # A re-export is an arrow if the file itself uses the name.
             named = [
                 path
@@ -181,8 +182,20 @@ def layer_of(crate, module):
     return next((rank for rank, layer in enumerate(LAYERS.get(crate, [])) if module[0] in layer), None)
 
 
+def check():
+    """Says which files of which crates are in a circle; returns whether there is none."""
+    found = False
+    for folder in sorted(CRATES.iterdir()):
+        for circle in circles(Crate(folder.name).arrows()):
+            print(f"{folder.name}: a circle of imports: {' '.join('/'.join(m) for m in circle)}")
+            found = True
+    return not found
+
+
 def main():
     arguments = sys.argv[1:]
+    if arguments == ["--check"]:
+        sys.exit(0 if check() else 1)
     verbose = "-v" in arguments
     for name in [a for a in arguments if a != "-v"] or ["kiln-server", "kiln"]:
         crate = Crate(name)

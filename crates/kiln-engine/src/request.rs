@@ -19,6 +19,7 @@ pub use choices::{DoraRuleName, OutputFormat, PngEffort, Rng, ScheduleKind};
 pub use files::{FileRef, LoraRef};
 pub use one_or_many::OneOrMany;
 pub use parse::cache_threshold;
+use parse::random_seed;
 #[cfg(feature = "cli")]
 use parse::{at_least, seed, upscale_factor};
 
@@ -437,11 +438,6 @@ impl Request {
             small: self.png == Some(PngEffort::Small),
         }
     }
-}
-
-/// Returns a random seed of 32 bits, which is all that torch's CPU generator uses, and short enough to type.
-fn random_seed() -> Result<u64, String> {
-    getrandom::u32().map(u64::from).map_err(|e| format!("the system gives no random numbers: {e}"))
 }
 
 #[cfg(test)]

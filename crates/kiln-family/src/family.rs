@@ -1,8 +1,6 @@
 //! What a family is.
 
-use std::path::Path;
-
-use crate::{Alias, TextEncoder, TransformerNames, Variant, VariantInfo};
+use crate::{Alias, TextEncoder, TransformerNames, VariantInfo};
 
 /// A family of models: the same networks and latents, in one or more variants and sizes.
 #[derive(Debug)]
@@ -104,46 +102,10 @@ impl PartialEq for Family {
 }
 
 impl Family {
-    /// Returns its variants.
-    pub fn variants(&self) -> impl Iterator<Item = Variant> {
-        self.variants.iter().map(|info| Variant::new(info))
-    }
-
     /// Returns its text encoders, each once.
     pub fn text_encoders(&self) -> Vec<&'static TextEncoder> {
-        let mut all: Vec<&TextEncoder> = self.variants().map(|variant| variant.text_encoder).collect();
+        let mut all: Vec<&TextEncoder> = self.variants.iter().map(|variant| variant.text_encoder).collect();
         all.dedup();
         all
-    }
-
-    /// Returns the variant that is assumed where nothing says which it is.
-    pub fn default_variant(&self) -> Variant {
-        Variant::new(self.variants[0])
-    }
-
-    /// Returns the variant of a `model_index.json` with this `_class_name` and `is_distilled`.
-    pub fn of_pipeline(class: &str, is_distilled: Option<bool>) -> Option<Variant> {
-        let matches = |pipeline: &&Pipeline| {
-            pipeline.class == class && pipeline.is_distilled.is_none_or(|stated| is_distilled == Some(stated))
-        };
-        crate::FAMILIES
-            .iter()
-            .flat_map(|family| family.pipelines)
-            .find(matches)
-            .map(|p| Variant::new(p.variant))
-    }
-
-    /// Guesses the variant from a path such as `flux-2-klein-base-9b-fp8.safetensors`. If the file's name doesn't say, the
-    /// folders above it may.
-    pub fn guess_variant(&self, file: &Path) -> Option<Variant> {
-        const DEPTH: usize = 4;
-        let names = file.iter().rev().take(DEPTH).map(|name| name.to_string_lossy().to_lowercase());
-        for name in names {
-            let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-            if let Some((_, variant)) = self.file_words.iter().find(|(word, _)| words.contains(word)) {
-                return Some(Variant::new(variant));
-            }
-        }
-        None
     }
 }

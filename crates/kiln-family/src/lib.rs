@@ -21,12 +21,14 @@ pub mod pebble;
 mod tensor_names;
 mod text_encoder;
 mod variant;
+mod variant_info;
 
 pub use family::{Family, Latent, Pipeline, Shift};
 pub use models::{Alias, Companion, Licence, aliases};
 pub use tensor_names::{BlockPrefix, Layout, ModuleLayout, ModuleNames, TransformerNames};
 pub use text_encoder::{BuiltInTokenizer, ChatArguments, Side, Template, TextEncoder};
-pub use variant::{Guidance, Variant, VariantInfo};
+pub use variant::Variant;
+pub use variant_info::{Guidance, VariantInfo};
 
 /// All families. The first is the one that a model of no known family is taken for.
 pub static FAMILIES: &[&Family] = &[

@@ -2,74 +2,21 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{Family, TextEncoder, published, variants};
+use crate::{FAMILIES, Family, Pipeline, VariantInfo, published, variants};
 
-/// A variant of a family: [`VariantInfo`] by reference. The tensors rarely show it; `model_index.json`, the file's metadata
+/// A variant of a family, with what is known of it ([`VariantInfo`]). The tensors rarely show it; `model_index.json`, the file's metadata
 /// or its name does. In options, metadata and recipes it is its name.
 #[derive(Clone, Copy)]
-pub struct Variant(&'static VariantInfo);
-
-/// What is known of a variant.
-pub struct VariantInfo {
+pub struct Variant {
     /// The family it belongs to.
     pub family: &'static Family,
-    /// Its name in options and metadata; no other variant of any family has it.
-    pub name: &'static str,
-    /// Its name in messages.
-    pub title: &'static str,
-    /// What it is, in the help text.
-    pub summary: &'static str,
-    /// The text encoder that it is trained with.
-    pub text_encoder: &'static TextEncoder,
-    /// How it is guided.
-    pub guidance: Guidance,
-    /// Default number of steps.
-    pub steps: usize,
-    /// Whether it is distilled to few steps: it can't be trained, and caching steps doesn't pay off.
-    pub is_distilled: bool,
-    /// Whether reference images are computed once, in the first step, and their keys and values cached.
-    pub caches_references: bool,
-}
-
-/// How a variant is guided, with the default value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Guidance {
-    /// Not at all.
-    None,
-    /// Classifier-free: a second call of the transformer with the negative prompt, if guidance is above 1.
-    ClassifierFree(f32),
-    /// Guidance is an input of the transformer.
-    Input(f32),
-}
-
-impl VariantInfo {
-    /// Returns the transformer calls per step: two with classifier-free guidance, which needs a guidance above 1.
-    pub fn calls_per_step(&self, guidance: Option<f32>) -> usize {
-        if self.takes_negative_prompt() && guidance.is_some_and(|g| g > 1.0) { 2 } else { 1 }
-    }
-
-    /// Returns the default guidance; `None` for variants without guidance.
-    pub fn default_guidance(&self) -> Option<f32> {
-        match self.guidance {
-            Guidance::None => None,
-            Guidance::ClassifierFree(value) | Guidance::Input(value) => Some(value),
-        }
-    }
-
-    /// Returns whether a negative prompt has an effect, given enough guidance.
-    pub fn takes_negative_prompt(&self) -> bool {
-        matches!(self.guidance, Guidance::ClassifierFree(_))
-    }
-
-    /// Returns whether guidance is an input of the transformer, which then has tensors for it.
-    pub fn embeds_guidance(&self) -> bool {
-        matches!(self.guidance, Guidance::Input(_))
-    }
+    info: &'static VariantInfo,
 }
 
 impl Variant {
@@ -78,9 +25,46 @@ impl Variant {
     /// The metadata key of a variant that was guessed from the name of the file before a conversion.
     pub const GUESS_KEY: &str = "kiln.variant_guess";
 
-    /// The variant that `info` describes.
-    pub const fn new(info: &'static VariantInfo) -> Variant {
-        Variant(info)
+    /// The variant of `family` that `info` describes.
+    pub const fn new(family: &'static Family, info: &'static VariantInfo) -> Variant {
+        Variant { family, info }
+    }
+}
+
+impl Family {
+    /// Returns its variants.
+    pub fn variants(&'static self) -> impl Iterator<Item = Variant> {
+        self.variants.iter().map(move |info| Variant::new(self, info))
+    }
+
+    /// Returns the variant that is assumed where nothing says which it is.
+    pub fn default_variant(&'static self) -> Variant {
+        Variant::new(self, self.variants[0])
+    }
+
+    /// Returns the variant of a `model_index.json` with this `_class_name` and `is_distilled`.
+    pub fn of_pipeline(class: &str, is_distilled: Option<bool>) -> Option<Variant> {
+        let matches = |pipeline: &&Pipeline| {
+            pipeline.class == class && pipeline.is_distilled.is_none_or(|stated| is_distilled == Some(stated))
+        };
+        let variant = |family: &&'static Family| {
+            family.pipelines.iter().find(matches).map(|pipeline| Variant::new(family, pipeline.variant))
+        };
+        FAMILIES.iter().find_map(variant)
+    }
+
+    /// Guesses the variant from a path such as `flux-2-klein-base-9b-fp8.safetensors`. If the file's name doesn't say, the
+    /// folders above it may.
+    pub fn guess_variant(&'static self, file: &Path) -> Option<Variant> {
+        const DEPTH: usize = 4;
+        let names = file.iter().rev().take(DEPTH).map(|name| name.to_string_lossy().to_lowercase());
+        for name in names {
+            let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+            if let Some((_, variant)) = self.file_words.iter().find(|(word, _)| words.contains(word)) {
+                return Some(Variant::new(self, variant));
+            }
+        }
+        None
     }
 }
 
@@ -88,7 +72,7 @@ impl Deref for Variant {
     type Target = VariantInfo;
 
     fn deref(&self) -> &VariantInfo {
-        self.0
+        self.info
     }
 }
 
@@ -100,15 +84,9 @@ impl PartialEq for Variant {
 
 impl Eq for Variant {}
 
-impl fmt::Debug for VariantInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
 impl fmt::Debug for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.info.fmt(f)
     }
 }
 

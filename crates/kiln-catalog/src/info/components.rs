@@ -150,7 +150,7 @@ pub(super) fn contents(config: &text_encoder::Config, weights: &WeightSource) ->
 }
 
 /// Names the text encoder of a family whose states side by side are this wide.
-fn text_encoder_name(family: &Family, text_dim: usize) -> String {
+fn text_encoder_name(family: &'static Family, text_dim: usize) -> String {
     let published = family.text_encoders().into_iter().flat_map(|encoder| {
         let states = encoder.layers.len();
         encoder.sizes.iter().map(move |(hidden, name)| (states * hidden, *hidden, *name))

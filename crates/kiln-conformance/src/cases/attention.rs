@@ -3,7 +3,7 @@
 use kiln_ops::{AttentionMask, AttentionSpec, Backend, Result, TrainingBackend};
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use super::CaseList;
+use super::list::CaseList;
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, NORMAL};

@@ -8,7 +8,7 @@ use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostLinear, HostTensor};
 
-use super::CaseList;
+use super::list::CaseList;
 use super::packed::matrix;
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario, load};

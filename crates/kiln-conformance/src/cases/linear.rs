@@ -3,7 +3,7 @@
 use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
 
-use super::{CaseList, ODD};
+use super::list::{CaseList, ODD};
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};

@@ -3,7 +3,7 @@
 use kiln_ops::{Activation, Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
-use super::{CaseList, ODD};
+use super::list::{CaseList, ODD};
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};

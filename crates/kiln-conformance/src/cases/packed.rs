@@ -4,7 +4,7 @@ use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
 use kiln_tensor::packed::{BlockScales, Format, PackedTensor, TileScales};
 use kiln_tensor::{DType, HostLinear};
 
-use super::CaseList;
+use super::list::CaseList;
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::NORMAL;

@@ -3,7 +3,7 @@
 use kiln_ops::{Backend, Result, RopeLayout, RopeTable, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
-use super::CaseList;
+use super::list::CaseList;
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario};
 use crate::random::{Distribution, HEAVY_TAILED, NORMAL};

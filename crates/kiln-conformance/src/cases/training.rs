@@ -9,7 +9,7 @@ use kiln_tensor::packed::{Format, PackedTensor};
 use kiln_tensor::{DType, HostLinear, HostTensor};
 
 use super::fp8::{fp8_layer, tolerance as fp8_tolerance};
-use super::{CaseList, ODD};
+use super::list::{CaseList, ODD};
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{HEAVY_TAILED, NORMAL};

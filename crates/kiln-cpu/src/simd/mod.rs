@@ -11,7 +11,7 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod entry;
+mod dispatch;
 mod microkernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -19,7 +19,7 @@ mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{Bf16Tiles, Int8Tiles, LeftOperand, TILE_BF16, TILE_BYTES, TileOperands, TileRegisters};
-pub(crate) use entry::dispatch;
+pub(crate) use dispatch::dispatch;
 pub(crate) use microkernel::KC;
 pub(crate) use portable::Portable;
 

@@ -30,8 +30,13 @@ pub(super) fn upscale_factor(text: &str) -> Result<u32, String> {
 #[cfg(feature = "cli")]
 pub(super) fn seed(text: &str) -> Result<u64, String> {
     if text == "-1" {
-        return super::random_seed();
+        return random_seed();
     }
     text.parse()
         .map_err(|_| format!("expected a whole number from 0 to {}, or -1 for a random seed", u64::MAX))
+}
+
+/// Returns a random seed of 32 bits, which is all that torch's CPU generator uses, and short enough to type.
+pub(super) fn random_seed() -> Result<u64, String> {
+    getrandom::u32().map(u64::from).map_err(|e| format!("the system gives no random numbers: {e}"))
 }

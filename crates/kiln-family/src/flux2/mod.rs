@@ -6,10 +6,18 @@ mod text_encoders;
 mod variants;
 
 pub use text_encoders::{MISTRAL, QWEN3};
-pub use variants::{BASE, DEV, DISTILLED, KV};
 
-use crate::{Family, Latent, Pipeline, Shift};
+use crate::{Family, Latent, Pipeline, Shift, Variant};
 use variants::{DEV_INFO, KLEIN, KLEIN_BASE, KLEIN_KV};
+
+/// klein.
+pub const DISTILLED: Variant = Variant::new(&FLUX2, &KLEIN);
+/// klein base.
+pub const BASE: Variant = Variant::new(&FLUX2, &KLEIN_BASE);
+/// klein KV.
+pub const KV: Variant = Variant::new(&FLUX2, &KLEIN_KV);
+/// dev.
+pub const DEV: Variant = Variant::new(&FLUX2, &DEV_INFO);
 
 /// FLUX.2.
 pub static FLUX2: Family = Family {

@@ -1,19 +1,9 @@
 //! FLUX.2's variants.
 
-use super::{FLUX2, MISTRAL, QWEN3};
-use crate::{Guidance, Variant, VariantInfo};
-
-/// klein.
-pub const DISTILLED: Variant = Variant::new(&KLEIN);
-/// klein base.
-pub const BASE: Variant = Variant::new(&KLEIN_BASE);
-/// klein KV.
-pub const KV: Variant = Variant::new(&KLEIN_KV);
-/// dev.
-pub const DEV: Variant = Variant::new(&DEV_INFO);
+use super::{MISTRAL, QWEN3};
+use crate::{Guidance, VariantInfo};
 
 pub(super) static KLEIN: VariantInfo = VariantInfo {
-    family: &FLUX2,
     name: "distilled",
     title: "klein (distilled)",
     summary: "klein: four steps, no guidance",
@@ -25,7 +15,6 @@ pub(super) static KLEIN: VariantInfo = VariantInfo {
 };
 
 pub(super) static KLEIN_BASE: VariantInfo = VariantInfo {
-    family: &FLUX2,
     name: "base",
     title: "klein base",
     summary: "klein base: many steps, classifier-free guidance",
@@ -37,7 +26,6 @@ pub(super) static KLEIN_BASE: VariantInfo = VariantInfo {
 };
 
 pub(super) static KLEIN_KV: VariantInfo = VariantInfo {
-    family: &FLUX2,
     name: "kv",
     title: "klein KV",
     summary: "klein KV: distilled, reference images computed once",
@@ -49,7 +37,6 @@ pub(super) static KLEIN_KV: VariantInfo = VariantInfo {
 };
 
 pub(super) static DEV_INFO: VariantInfo = VariantInfo {
-    family: &FLUX2,
     name: "dev",
     title: "dev",
     summary: "dev: many steps, guidance is an input of the transformer",

@@ -32,7 +32,6 @@ pub static PEBBLE: Family = Family {
 };
 
 static VARIANT: VariantInfo = VariantInfo {
-    family: &PEBBLE,
     name: "pebble",
     title: "Pebble",
     summary: "Pebble: random weights for the tests",

@@ -1,7 +1,6 @@
-//! The arguments of training operations, and linear layers with low-rank updates from their parts.
+//! The arguments of training operations.
 
-use super::TrainingBackend;
-use crate::{Error, Result, Tensor as _};
+use crate::{Error, Result, Tensor};
 
 /// A low-rank update of some outputs of a linear layer: `y[.., first..first + n] += scale · (x · downᵀ) · upᵀ`.
 pub struct LowRank<'a, T> {
@@ -17,7 +16,7 @@ pub struct LowRank<'a, T> {
     pub input: Option<&'a T>,
 }
 
-impl<T: crate::Tensor> LowRank<'_, T> {
+impl<T: Tensor> LowRank<'_, T> {
     /// The rows of `up` that belong to `width` columns from `first` on, if any: they must be all of these columns.
     pub fn rows_within(&self, first: usize, width: usize) -> Result<Option<std::ops::Range<usize>>> {
         let (start, end) = (self.first, self.first + self.up.shape().rows());
@@ -151,101 +150,4 @@ pub struct ProdigyStep {
     pub s_factor: f32,
     /// Factor of the gradient.
     pub grad_scale: f32,
-}
-
-/// 8-bit optimizer state in host memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Quantized8 {
-    /// One code per element.
-    pub codes: Vec<u8>,
-    /// The largest magnitude of each block of codes.
-    pub scales: Vec<f32>,
-}
-
-impl Quantized8 {
-    /// State of zeros for `count` elements, under a book whose code of 0.0 is `zero`.
-    pub fn zeros(count: usize, zero: u8) -> Self {
-        Quantized8 { codes: vec![zero; count], scales: vec![0.0; count.div_ceil(super::BLOCK)] }
-    }
-}
-
-/// Adds low-rank updates to `y`, and splits it.
-pub(super) fn add_low_rank<B: TrainingBackend>(
-    b: &B,
-    x: &B::Tensor,
-    y: B::Tensor,
-    updates: &[LowRank<'_, B::Tensor>],
-    widths: &[usize],
-) -> Result<AdaptedOutput<B::Tensor>> {
-    let out = y.shape().last();
-    super::shapes::low_rank(x, updates, out)?;
-    let inner = updates
-        .iter()
-        .map(|update| b.matmul_nt(update.input.unwrap_or(x), update.down, 1.0, None))
-        .collect::<Result<Vec<_>>>()?;
-    if let ([update], true) = (updates, covers(updates, out)) {
-        let y = b.matmul_nt(&inner[0], update.up, update.scale, Some(&y))?;
-        return Ok(AdaptedOutput { ys: split(b, y, widths)?, inner });
-    }
-    let mut ys = split(b, y, widths)?;
-    let mut first = 0;
-    for (y, width) in ys.iter_mut().zip(widths) {
-        for (update, inner) in updates.iter().zip(&inner) {
-            let Some(rows) = update.rows_within(first, *width)? else { continue };
-            *y = b.matmul_nt(inner, &b.slice_rows(update.up, rows)?, update.scale, Some(&*y))?;
-        }
-        first += width;
-    }
-    Ok(AdaptedOutput { ys, inner })
-}
-
-fn split<B: TrainingBackend>(b: &B, y: B::Tensor, widths: &[usize]) -> Result<Vec<B::Tensor>> {
-    if widths.len() == 1 && widths[0] == y.shape().last() {
-        return Ok(vec![y]);
-    }
-    b.split_columns(&y, widths)
-}
-
-fn covers<T: crate::Tensor>(updates: &[LowRank<'_, T>], out: usize) -> bool {
-    updates.iter().all(|update| update.first == 0 && update.up.shape().rows() == out)
-}
-
-/// [`TrainingBackend::low_rank_backward`] as one product after the other.
-pub fn low_rank_backward<B: TrainingBackend>(
-    b: &B,
-    dys: &[&B::Tensor],
-    x: &B::Tensor,
-    updates: &[LowRank<'_, B::Tensor>],
-    inner: &[B::Tensor],
-    add: &[Option<[&B::Tensor; 2]>],
-) -> Result<Vec<LowRankGradient<B::Tensor>>> {
-    let out = dys.iter().map(|dy| dy.shape().last()).sum();
-    super::shapes::low_rank(x, updates, out)?;
-    let mut gradients = Vec::with_capacity(updates.len());
-    for ((update, inner), add) in updates.iter().zip(inner).zip(add) {
-        let (mut first, mut ups, mut d_inner) = (0, Vec::new(), None);
-        for dy in dys {
-            let width = dy.shape().last();
-            if let Some(rows) = update.rows_within(first, width)? {
-                let whole = rows.len() == update.up.shape().rows();
-                let up = if whole { update.up.clone() } else { b.slice_rows(update.up, rows.clone())? };
-                let earlier = match add {
-                    Some([_, up]) if whole => Some((*up).clone()),
-                    Some([_, up]) => Some(b.slice_rows(up, rows)?),
-                    None => None,
-                };
-                ups.push(b.matmul_tn(dy, inner, update.scale, earlier.as_ref())?);
-                d_inner = Some(b.matmul_nn(dy, &up, update.scale, d_inner.as_ref())?);
-            }
-            first += width;
-        }
-        let Some(d_inner) = d_inner else {
-            let what = format!("no gradient for the update of columns {}..", update.first);
-            return Err(Error::Arguments { op: "low_rank_backward", what });
-        };
-        let up = if ups.len() == 1 { ups.remove(0) } else { b.concat_rows(&ups.iter().collect::<Vec<_>>())? };
-        let down = b.matmul_tn(&d_inner, update.input.unwrap_or(x), 1.0, add.map(|[down, _]| down))?;
-        gradients.push(LowRankGradient { down, up, inner: d_inner });
-    }
-    Ok(gradients)
 }

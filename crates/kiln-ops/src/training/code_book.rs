@@ -5,10 +5,24 @@
 
 use std::sync::LazyLock;
 
-use super::Quantized8;
-
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
+
+/// 8-bit optimizer state in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized8 {
+    /// One code per element.
+    pub codes: Vec<u8>,
+    /// The largest magnitude of each block of codes.
+    pub scales: Vec<f32>,
+}
+
+impl Quantized8 {
+    /// State of zeros for `count` elements, under a book whose code of 0.0 is `zero`.
+    pub fn zeros(count: usize, zero: u8) -> Self {
+        Quantized8 { codes: vec![zero; count], scales: vec![0.0; count.div_ceil(BLOCK)] }
+    }
+}
 
 /// The 256 values of a code, in ascending order.
 #[derive(Debug)]
