@@ -6,6 +6,16 @@ import { openPage } from "./harness.mjs";
 import { count, generate, hidden, matches, occupy, shot, steps, submit, test, visible, violations } from "./steps.mjs";
 
 const prompts = (page) => page.locator("#queue .prompt").allTextContents();
+/** Waits until a window shows the queued jobs in this order. */
+const shows = (page, order) => page.waitForFunction(
+  (order) => [...document.querySelectorAll("#queue .prompt")].map((prompt) => prompt.textContent).join() === order,
+  order.join(),
+);
+/** The prompts of the page's jobs behind the running one, as the server orders them. */
+const serverOrder = (page) => page.evaluate(async () => {
+  const answer = await fetch("/v1/queue", { headers: { "x-client-id": JSON.parse(localStorage.getItem("kiln.client")) } });
+  return (await answer.json()).data.slice(1).map(({ request }) => request.prompt);
+});
 
 test("queued jobs are reordered with the keyboard and cancelled", async (page) => {
   await occupy(page, "a house");
@@ -47,21 +57,45 @@ test("two windows reorder the queue at the same time", async (page, { context, s
     await job(other, "a lamp").locator(".up").click();
     release();
     const merged = ["a crown", "a lamp", "a bell", "a boat"];
-    for (const window of [page, other]) {
-      await window.waitForFunction((merged) => [...document.querySelectorAll("#queue .prompt")].map((p) => p.textContent).join() === merged.join(), merged);
-    }
+    for (const window of [page, other]) await shows(window, merged);
     // Both at once: no job is lost, and both windows show the server's order.
-    await Promise.all([job(page, "a boat").locator(".up").click(), job(other, "a lamp").locator(".down").click()]);
-    const ids = async (window) => (await prompts(window)).join();
-    for (let i = 0; i < 200 && (await ids(page)) !== (await ids(other)); i++) await page.waitForTimeout(100);
-    assert.equal(await ids(page), await ids(other));
-    assert.deepEqual((await prompts(page)).sort(), [...merged].sort());
+    const moved = [page, other].map((window) => window.waitForResponse((response) => response.request().method() === "PUT"));
+    await Promise.all([job(page, "a boat").locator(".up").click(), job(other, "a lamp").locator(".down").click(), ...moved]);
+    const order = await serverOrder(page);
+    assert.deepEqual([...order].sort(), [...merged].sort());
+    for (const window of [page, other]) await shows(window, order);
   } finally {
     await other.close();
   }
   await page.click("#cancel-all");
   await hidden(page, "#working");
   await count(page, "#queue li", 0);
+});
+
+test("an answer that was on its way does not bring back a cancelled job", async (page) => {
+  await occupy(page, "a fence");
+  for (const [i, prompt] of ["a crown", "a boat"].entries()) await submit(page, prompt, 3 + i);
+  await count(page, "#queue li", 2);
+  let release;
+  const held = new Promise((resolve) => (release = resolve));
+  await new Promise((resolve) => page.route("**/v1/queue", async (route) => {
+    const response = await route.fetch();
+    resolve();
+    await held;
+    await route.fulfill({ response });
+  }, { times: 1 }));
+  await page.locator("#queue li", { hasText: "a boat" }).locator(".remove").click();
+  await count(page, "#queue li", 1);
+  await page.evaluate(() => {
+    const queue = document.querySelector("#queue");
+    new MutationObserver(() => (queue.dataset.most = Math.max(queue.dataset.most ?? 0, queue.children.length))).observe(queue, { childList: true });
+  });
+  release();
+  // The late answer, and the next.
+  for (let i = 0; i < 2; i++) await page.waitForResponse("**/v1/queue");
+  assert.notEqual(await page.getAttribute("#queue", "data-most"), "2");
+  await page.click("#cancel-all");
+  await hidden(page, "#working");
 });
 
 test("a job of another client is neither shown nor cancelled", async (page, { server }) => {

@@ -13,6 +13,10 @@ const INTERVAL = 2000;
 const SAVED = 200;
 /** Views by id, in the order of the queue. */
 let jobs = new Map();
+/** Jobs that have ended. An answer on its way may still list them. */
+const ended = new Set();
+/** The last exchange about the queue. Each waits for the one before: its answer is newer. */
+let exchange = Promise.resolve();
 /** The job that is followed, and the function that stops that. */
 let followed = { id: null, stop() {} };
 let timer = null;
@@ -31,19 +35,13 @@ export const current = () => all().find((view) => view.status === "running") ?? 
 function own(views) {
   // Another window may have submitted some meanwhile.
   const ids = memory.get("jobs") ?? [];
-  return views.filter(({ id }) => ids.includes(id) || jobs.has(id));
+  return views.filter(({ id }) => !ended.has(id) && (ids.includes(id) || jobs.has(id)));
 }
 
 /** Starts to watch a job of this browser. */
 export function watch(view) {
   jobs.set(view.id, view);
   memory.set("jobs", [view.id, ...(memory.get("jobs") ?? [])].slice(0, SAVED));
-  update();
-}
-
-/** Watches jobs that were submitted before the page was loaded, or while the server could not be reached. */
-export async function resume() {
-  for (const view of own((await call("/v1/queue")).data)) if (!jobs.has(view.id)) jobs.set(view.id, view);
   update();
 }
 
@@ -78,15 +76,21 @@ function open(id) {
 
 function end(view) {
   if (!jobs.delete(view.id)) return;
+  ended.add(view.id);
   if (followed.id === view.id) followed = { id: null, stop() {} };
   on.ended(view);
   update();
 }
 
-/** Takes over the server's queue. */
-export async function refresh() {
-  await take(own((await call("/v1/queue")).data));
+/** Runs an exchange about the queue after those before it. */
+function inTurn(act) {
+  const done = exchange.then(act);
+  exchange = done.catch(() => {});
+  return done;
 }
+
+/** Takes over the server's queue, with jobs that were submitted before the page was loaded or in another window. */
+export const refresh = () => inTurn(() => take(call("/v1/queue")));
 
 /** Looks at the queue: positions change, and jobs end that are not followed. */
 async function look() {
@@ -98,8 +102,12 @@ async function look() {
   }
 }
 
-/** Takes over the server's list of jobs. */
-async function take(views) {
+/** Takes over the list of jobs that the server answers. */
+async function take(answer) {
+  const before = new Map(jobs);
+  // An event that came while the answer was on its way may be newer.
+  const newer = (view) => (jobs.get(view.id) === before.get(view.id) ? view : jobs.get(view.id) ?? view);
+  const views = own((await answer).data).map(newer);
   const gone = all().filter(({ id }) => id !== followed.id && !views.some((view) => view.id === id));
   const order = views.map((view) => [view.id, view]);
   const rest = [...jobs].filter(([id]) => !views.some((view) => view.id === id));
@@ -131,17 +139,21 @@ export async function cancelAll() {
   for (const { id } of all().reverse()) await cancel(id);
 }
 
-/** Gives queued jobs their places in this order. */
-export async function reorder(ids) {
-  await take(own((await send("PUT", "/v1/queue", { order: ids })).data));
+/** Gives queued jobs their places in the order of ids that `arrange` returns, if any, once the server's order is known. */
+export const reorder = (arrange) => inTurn(async () => {
+  // Another window may have changed it.
+  await take(call("/v1/queue"));
+  const order = arrange();
+  if (!order) return;
+  await take(send("PUT", "/v1/queue", { order }));
   windows.postMessage("changed");
-}
+});
 
 export function listen(handlers) {
   on = handlers;
   onChange((reachable) => {
     on.changed();
-    if (reachable) resume().catch(() => {});
+    if (reachable) refresh().catch(() => {});
   });
   windows.onmessage = () => jobs.size && look();
 }

@@ -167,6 +167,6 @@ async function prepare(fetching) {
 }
 
 await prepare(form.prepare);
-await Promise.all([gallery.load, jobs.resume, inputs.prepare, train.prepare].map(prepare));
+await Promise.all([gallery.load, jobs.refresh, inputs.prepare, train.prepare].map(prepare));
 clearFailures("start");
 document.body.dataset.ready = "true";

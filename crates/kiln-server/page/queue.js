@@ -21,13 +21,13 @@ function move(id, places) {
   if (index < 0 || target === index) return;
   const neighbour = ids[target];
   trying(async () => {
-    // Another window may have changed the order meanwhile.
-    await jobs.refresh();
-    const now = queued().filter((other) => other !== id);
-    const place = now.indexOf(neighbour);
-    if (place < 0 || now.length === queued().length) return;
-    now.splice(target > index ? place + 1 : place, 0, id);
-    await jobs.reorder(now);
+    await jobs.reorder(() => {
+      const now = queued().filter((other) => other !== id);
+      const place = now.indexOf(neighbour);
+      if (place < 0 || now.length === queued().length) return null;
+      now.splice(target > index ? place + 1 : place, 0, id);
+      return now;
+    });
     // The row was moved, which takes the focus away.
     rows.get(id)?.querySelector(places < 0 ? ".up" : ".down").focus();
   });
