@@ -64,8 +64,8 @@ impl Submitting for Alone {
     }
 
     fn reorder(&self, client: &str, order: &[String]) -> Result<()> {
-        let ids = self.0.queue().waiting.reorder(client, order);
-        self.0.store.set_order(&ids)
+        // Inside the transaction: of two orders that come at once, the same one is the last here and there.
+        self.0.store.set_order(|| self.0.queue().waiting.reorder(client, order))
     }
 }
 

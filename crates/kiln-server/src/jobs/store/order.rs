@@ -8,11 +8,12 @@ use super::{Store, StoreError};
 pub(super) const RANK: &str = "coalesce((SELECT rank FROM job_ranks WHERE job = jobs.id), seq)";
 
 impl Store {
-    /// Gives these jobs each other's places, in this order.
-    pub(crate) fn set_order(&self, ids: &[String]) -> Result<(), StoreError> {
+    /// Gives the jobs that `arrange` returns each other's places, in its order.
+    pub(crate) fn set_order(&self, arrange: impl FnOnce() -> Vec<String>) -> Result<(), StoreError> {
         self.transaction(|transaction| {
+            let ids = arrange();
             let mut places = Vec::with_capacity(ids.len());
-            for id in ids {
+            for id in &ids {
                 let sql = format!("SELECT {RANK} FROM jobs WHERE id = ?");
                 places.push(transaction.query_row(&sql, [id], |row| row.get::<_, i64>(0))?);
             }
