@@ -5,8 +5,8 @@
 #   there:  tools/cuda/on_device.sh run FOLDER [LOGS]  runs tests, then timings
 #           tools/cuda/on_device.sh memcheck FOLDER [CASES]  runs conformance cases under compute-sanitizer
 #
-# `run` needs the repository (for testdata/), the NVIDIA driver, and NVRTC and cuBLASLt from a CUDA toolkit or from the
-# `nvidia` packages of the Python in PATH.
+# `run` needs the repository (for testdata/), the NVIDIA driver, and cuBLASLt from a CUDA toolkit or from the `nvidia`
+# packages of the Python in PATH; also NVRTC, unless tools/cuda/kernels.sh was run before the programs were built.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 command=${1:?build, run or memcheck}

@@ -1,6 +1,6 @@
 //! The disk cache: compiled kernels and the fastest cuBLASLt algorithms.
 //!
-//! A key covers everything that determines the content, so a changed kernel, another GPU or another compiler is a miss.
+//! A key covers everything that determines the content, so a changed kernel or another GPU is a miss.
 //! Entries are written atomically; concurrent writers of one entry write the same content. Entries with a wrong checksum
 //! are misses.
 
@@ -34,6 +34,11 @@ impl CacheKey {
         }
         CacheKey(format!("{stem}-{}", hex(&hash.finalize()[..12])))
     }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 impl DiskCache {
@@ -57,6 +62,11 @@ impl DiskCache {
         let rest = bytes.strip_prefix(MAGIC)?;
         let (sum, content) = rest.split_at_checked(32)?;
         (Sha256::digest(content).as_slice() == sum).then(|| content.to_vec())
+    }
+
+    /// Whether there is such an entry, perhaps a damaged one.
+    pub fn contains(&self, key: &CacheKey) -> bool {
+        self.path(key).is_some_and(|path| path.is_file())
     }
 
     /// Stores an entry. Failures are ignored: they only cost time at the next start.

@@ -79,12 +79,11 @@ impl Context {
         format!("cuda:{} ({})", self.gpu().ordinal, self.gpu().name)
     }
 
-    /// What the last bits of results depend on: the GPU, the matmul library and the compiler of the kernels.
+    /// What the last bits of results depend on: the GPU, the matmul library and the kernels.
     pub fn numerics(&self) -> String {
         let products =
             self.shared.cublaslt.as_ref().map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
-        let (major, minor) = self.queue.compiler_version();
-        format!("cuda ({}, {products}, nvrtc {major}.{minor})", self.gpu().name)
+        format!("cuda ({}, {products}, {})", self.gpu().name, self.queue.images().numerics())
     }
 
     /// Name and memory use, for out-of-memory messages.

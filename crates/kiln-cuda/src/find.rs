@@ -43,7 +43,9 @@ impl CudaLibrary {
         match self {
             CudaLibrary::Driver => "install NVIDIA's driver, version 550 or newer",
             CudaLibrary::Nvrtc => {
-                "install CUDA 12.4 or newer, or `pip install nvidia-cuda-nvrtc`, or set KILN_CUDA_PATH to its folder"
+                "it compiles the kernels that this program was built without; take a released program, or build with \
+                 tools/cuda/kernels.sh, or install CUDA 12.4 or newer, or `pip install nvidia-cuda-nvrtc`, or set \
+                 KILN_CUDA_PATH to its folder"
             }
             CudaLibrary::CublasLt => {
                 "install CUDA 12.4 or newer, or `pip install nvidia-cublas`, or set KILN_CUDA_PATH to its folder; \

@@ -1,8 +1,8 @@
 //! The operations of [`kiln_ops::Backend`] on NVIDIA GPUs.
 //!
 //! Neither building this crate nor starting a program that uses it requires CUDA: the driver, the kernel compiler (NVRTC)
-//! and cuBLASLt are loaded at run time, and [`probe`] reports what was found. The kernels are embedded as source text,
-//! compiled for the GPU when it is first used, and cached on disk.
+//! and cuBLASLt are loaded at run time, and [`probe`] reports what was found. The kernels are embedded as machine code if
+//! `tools/cuda/kernels.sh` has compiled them, and as source text, which NVRTC compiles otherwise.
 //!
 //! ```no_run
 //! use kiln_cuda::{CudaBackend, Options};
@@ -31,10 +31,14 @@ mod options;
 mod probe;
 mod sys;
 
-// Kernel sources, compilation and the disk cache:
+// Kernel sources, their machine code and the disk cache:
+mod built_in;
 mod cache;
 mod compile;
+mod images;
+mod release;
 mod sources;
+mod target;
 
 // One GPU's context, stream, memory and modules; the queue of work; kernel signatures:
 mod device;
@@ -54,13 +58,16 @@ mod tensor;
 mod weight;
 
 pub use backend::CudaBackend;
+pub use built_in::BuiltInKernels;
 pub use compile::Compiler;
 pub use error::{Error, Result};
 pub use find::CudaLibrary;
 pub use ops::CudaQuantized;
 pub use options::{Graphs, Options};
 pub use probe::{Gpu, LibraryInfo, LibraryStatus, Probe, probe};
+pub use release::compile_for_release;
 pub use replay::CudaGraphCache;
-pub use sources::{CompileTarget, KernelSource, kernel_sources};
+pub use sources::{KernelSource, kernel_sources};
+pub use target::CompileTarget;
 pub use tensor::CudaTensor;
 pub use weight::{CudaConv, CudaWeight};

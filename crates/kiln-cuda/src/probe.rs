@@ -1,7 +1,8 @@
-//! Reports the CUDA libraries and GPUs of this machine.
+//! Reports the CUDA libraries and GPUs of this machine, and the kernels inside the program.
 
 use std::path::PathBuf;
 
+use crate::built_in::BuiltInKernels;
 use crate::error::Result;
 use crate::find::{self, CudaLibrary};
 use crate::sys::cublaslt::CublasLt;
@@ -9,12 +10,15 @@ use crate::sys::driver::{
     DEVICE_MAJOR, DEVICE_MINOR, DEVICE_PROCESSORS, DEVICE_SHARED_BYTES, Driver, NO_DEVICE,
 };
 use crate::sys::nvrtc::Nvrtc;
+use crate::target::CompileTarget;
 
 /// The libraries and GPUs of this machine.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// Every library, found or not.
     pub libraries: Vec<LibraryStatus>,
+    /// The targets whose kernels are inside the program.
+    pub built_in: Vec<CompileTarget>,
     /// The GPUs, or why the driver cannot list them.
     pub gpus: Result<Vec<Gpu>>,
 }
@@ -24,10 +28,17 @@ pub struct Probe {
 pub struct LibraryStatus {
     /// Name for messages.
     pub name: &'static str,
-    /// Whether the backend needs it.
+    /// Whether the backend needs it: NVRTC is needed where a GPU's kernels are not inside the program.
     pub required: bool,
     /// Path and version, or why it cannot be used.
     pub found: Result<LibraryInfo>,
+}
+
+impl LibraryStatus {
+    /// Whether it has no use: NVRTC, where all kernels are inside the program.
+    pub fn not_needed(&self) -> bool {
+        self.name == CudaLibrary::Nvrtc.name() && !self.required
+    }
 }
 
 /// Path and version of a usable library.
@@ -64,6 +75,12 @@ impl Gpu {
 }
 
 impl Probe {
+    /// The kernels inside the program that a GPU uses.
+    pub fn built_in_for(&self, gpu: &Gpu) -> Option<&CompileTarget> {
+        let own = CompileTarget::built_in_for(gpu.capability)?;
+        self.built_in.iter().find(|target| **target == own)
+    }
+
     /// Whether a [`CudaBackend`](crate::CudaBackend) can be created.
     pub fn usable(&self) -> bool {
         self.libraries.iter().all(|library| !library.required || library.found.is_ok())
@@ -73,12 +90,23 @@ impl Probe {
 
 /// Searches for libraries and GPUs. Never panics; initialising the driver may take a moment.
 pub fn probe() -> Probe {
-    let libraries = CudaLibrary::ALL.map(|library| LibraryStatus {
+    let gpus = driver().and_then(|driver| gpus(&driver));
+    let built_in = BuiltInKernels::of_program().targets();
+    let mut probe = Probe { libraries: Vec::new(), built_in, gpus };
+    let missing_kernels = match probe.gpus.as_deref() {
+        Ok(gpus) if !gpus.is_empty() => gpus.iter().any(|gpu| probe.built_in_for(gpu).is_none()),
+        _ => probe.built_in.is_empty(),
+    };
+    probe.libraries.extend(CudaLibrary::ALL.map(|library| LibraryStatus {
         name: library.name(),
-        required: matches!(library, CudaLibrary::Driver | CudaLibrary::Nvrtc),
+        required: match library {
+            CudaLibrary::Driver => true,
+            CudaLibrary::Nvrtc => missing_kernels,
+            CudaLibrary::CublasLt => false,
+        },
         found: version(library),
-    });
-    Probe { libraries: libraries.into(), gpus: driver().and_then(|driver| gpus(&driver)) }
+    }));
+    probe
 }
 
 fn version(library: CudaLibrary) -> Result<LibraryInfo> {

@@ -1,4 +1,4 @@
-//! The kernels' source text and their compilation targets.
+//! The kernels' source text.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -31,7 +31,7 @@ const COMMON: &str = "common.cuh";
 
 impl KernelSource {
     /// Sources that every image needs on a GPU of this compute capability.
-    pub(crate) fn compiled_at_start(capability: (i32, i32)) -> impl Iterator<Item = KernelSource> {
+    pub(crate) fn needed_at_start(capability: (i32, i32)) -> impl Iterator<Item = KernelSource> {
         let own = match capability {
             (9, 0) => ["attention_hopper", "conv_hopper"],
             _ => ["attention", "conv"],
@@ -61,62 +61,9 @@ impl KernelSource {
     }
 }
 
-/// The architecture kernels are compiled for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CompileTarget {
-    /// Such as `sm_90a`, or `compute_90` for PTX.
-    pub arch: String,
-    /// Whether the output is machine code instead of PTX.
-    pub binary: bool,
-}
-
-impl CompileTarget {
-    /// Returns the target for a compute capability, given those the compiler supports (times 10).
-    ///
-    /// For a GPU newer than the compiler it is PTX of the newest supported architecture, which the driver compiles at load.
-    pub fn for_capability(major: i32, minor: i32, supported: &[i32]) -> CompileTarget {
-        let own = major * 10 + minor;
-        if supported.is_empty() || supported.contains(&own) {
-            // Architecture-specific instructions need the `a` variant.
-            let suffix = if major >= 9 { "a" } else { "" };
-            return CompileTarget { arch: format!("sm_{own}{suffix}"), binary: true };
-        }
-        let newest = supported.iter().copied().filter(|&arch| arch < own).max().unwrap_or(80);
-        CompileTarget { arch: format!("compute_{newest}"), binary: false }
-    }
-
-    /// Command-line options for NVRTC.
-    pub fn options(&self) -> Vec<String> {
-        vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".into()]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_known_gpu_gets_machine_code_of_its_own() {
-        let supported = [75, 80, 86, 89, 90, 100, 120];
-        for (gpu, arch) in [
-            ((8, 0), "sm_80"),
-            ((8, 9), "sm_89"),
-            ((9, 0), "sm_90a"),
-            ((10, 0), "sm_100a"),
-            ((12, 0), "sm_120a"),
-        ] {
-            assert_eq!(
-                CompileTarget::for_capability(gpu.0, gpu.1, &supported),
-                CompileTarget { arch: arch.into(), binary: true }
-            );
-        }
-    }
-
-    #[test]
-    fn a_gpu_newer_than_the_compiler_gets_ptx_of_the_newest_it_knows() {
-        let target = CompileTarget::for_capability(12, 1, &[80, 89, 90]);
-        assert_eq!(target, CompileTarget { arch: "compute_90".into(), binary: false });
-    }
 
     #[test]
     fn headers_replace_the_lines_that_include_them() {

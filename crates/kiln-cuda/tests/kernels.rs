@@ -1,26 +1,27 @@
-//! Every kernel compiles for every GPU generation; needs NVRTC, but no GPU.
+//! Every kernel compiles for every GPU generation, and for releases; needs NVRTC, but no GPU.
 
-use kiln_cuda::{Compiler, kernel_sources};
+use kiln_cuda::{BuiltInKernels, CompileTarget, Compiler, KernelSource, compile_for_release, kernel_sources};
+
+fn compiler() -> Option<Compiler> {
+    Compiler::find().map_err(|e| println!("skipped: no kernel compiler: {e}")).ok()
+}
 
 #[test]
 fn every_kernel_compiles_for_every_generation() {
-    let compiler = match Compiler::find() {
-        Ok(compiler) => compiler,
-        Err(e) => return println!("skipped: no kernel compiler: {e}"),
-    };
+    let Some(compiler) = compiler() else { return };
     let (major, minor) = compiler.version();
-    for (generation, (a, b)) in [
+    for (generation, capability) in [
         ("Ampere", (8, 0)),
         ("Ada", (8, 9)),
         ("Hopper", (9, 0)),
         ("Blackwell", (10, 0)),
         ("Blackwell", (12, 0)),
     ] {
-        if !compiler.supports(10 * a + b).unwrap() {
-            println!("NVRTC {major}.{minor} does not support {generation} ({a}.{b})");
+        if !compiler.supports(capability).unwrap() {
+            println!("NVRTC {major}.{minor} does not support {generation} {capability:?}");
             continue;
         }
-        let target = compiler.target(a, b).unwrap();
+        let target = compiler.target(capability).unwrap();
         for source in kernel_sources() {
             let image = compiler.compile(&source, &target).unwrap_or_else(|e| panic!("{e}"));
             assert!(!image.is_empty(), "{}", source.name);
@@ -30,5 +31,34 @@ fn every_kernel_compiles_for_every_generation() {
             kernel_sources().count(),
             target.arch
         );
+    }
+}
+
+#[test]
+fn kernels_of_a_release_are_what_the_compiler_made() {
+    let Some(compiler) = compiler() else { return };
+    if compiler.version() < (12, 9) {
+        return println!("skipped: NVRTC {:?} does not know all targets of a release", compiler.version());
+    }
+    let sources = ["epilogue", "softmax"].map(|name| KernelSource { name });
+    let targets: Vec<CompileTarget> = CompileTarget::built_in().collect();
+    let release = |sources: &[KernelSource], previous: &[u8]| {
+        let compiled = std::sync::Mutex::new(0);
+        let report = |_: &KernelSource, _: &CompileTarget, _| *compiled.lock().unwrap() += 1;
+        let previous = BuiltInKernels::new(previous);
+        let file = compile_for_release(&compiler, sources, &targets, &previous, report).unwrap();
+        (file, compiled.into_inner().unwrap())
+    };
+    let (first, compiled) = release(&sources[..1], &[]);
+    assert_eq!(compiled, targets.len());
+    let (file, compiled) = release(&sources, &first);
+    assert_eq!(compiled, targets.len(), "an unchanged source was compiled again");
+    let kernels = BuiltInKernels::new(&file);
+    for target in &targets {
+        for source in &sources {
+            let image = compiler.compile(source, target).unwrap();
+            assert_eq!(kernels.image(source, target), Some(image), "{} for {}", source.name, target.arch);
+        }
+        assert!(!kernels.contains(&KernelSource { name: "norm" }, target));
     }
 }

@@ -7,6 +7,8 @@ pub struct GpuProbe {
     pub built_in: bool,
     /// Each GPU with its name for `--device`; `None` without a driver.
     pub devices: Option<Vec<(String, GpuInfo)>>,
+    /// The GPUs whose kernels are built in, and those that each GPU of the machine uses.
+    pub kernels: String,
     /// Each library with its version and path, or why it was not found.
     pub libraries: Vec<(&'static str, String)>,
     /// Whether a GPU can generate images.
@@ -39,21 +41,88 @@ pub fn probe_gpus() -> GpuProbe {
         };
         (format!("cuda:{}", gpu.ordinal), info)
     };
-    let state = |library: &kiln_cuda::LibraryStatus| match &library.found {
-        Ok(found) => format!("{} ({})", found.version, found.path.display()),
-        Err(kiln_cuda::Error::Missing { install, .. }) => format!("not found: {install}"),
-        Err(e) => e.to_string(),
+    let state = |library: &kiln_cuda::LibraryStatus| {
+        let state = match &library.found {
+            Ok(found) => format!("{} ({})", found.version, found.path.display()),
+            Err(kiln_cuda::Error::Missing { .. }) if library.not_needed() => "not found".into(),
+            Err(kiln_cuda::Error::Missing { install, .. }) => format!("not found: {install}"),
+            Err(e) => e.to_string(),
+        };
+        if library.not_needed() { format!("{state}; not needed, the kernels are built in") } else { state }
     };
     GpuProbe {
         built_in: true,
         devices: probe.gpus.as_ref().ok().map(|gpus| gpus.iter().map(device).collect()),
+        kernels: kernels(&probe),
         libraries: probe.libraries.iter().map(|library| (library.name, state(library))).collect(),
         usable: probe.usable(),
     }
+}
+
+/// Says which kernels are built in, and which of them the machine's GPUs use.
+#[cfg(feature = "cuda")]
+fn kernels(probe: &kiln_cuda::Probe) -> String {
+    let (code, ptx): (Vec<_>, Vec<_>) = probe.built_in.iter().partition(|target| target.is_machine_code());
+    if code.is_empty() && ptx.is_empty() {
+        return "none built in: NVRTC compiles them at the first use of a GPU, which takes seconds".into();
+    }
+    let capabilities: Vec<String> = code.iter().map(|target| target.capability()).collect();
+    let mut text = format!("built in for compute capability {}", capabilities.join(", "));
+    if let Some(oldest) = ptx.first() {
+        text += &format!(" and others from {}", oldest.capability());
+    }
+    for gpu in probe.gpus.iter().flatten() {
+        text += &match probe.built_in_for(gpu) {
+            Some(target) if target.is_machine_code() => {
+                format!("; cuda:{} uses {}", gpu.ordinal, target.capability())
+            }
+            Some(_) => format!("; the driver compiles them for cuda:{}", gpu.ordinal),
+            None => format!("; NVRTC compiles them for cuda:{}", gpu.ordinal),
+        };
+    }
+    text
 }
 
 /// Looks for GPUs; this build has no GPU backend.
 #[cfg(not(feature = "cuda"))]
 pub fn probe_gpus() -> GpuProbe {
     GpuProbe::default()
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use kiln_cuda::{CompileTarget, Gpu, Probe};
+
+    fn text(built_in: &[&str], capabilities: &[(i32, i32)]) -> String {
+        let gpu = |(ordinal, &capability)| Gpu {
+            ordinal,
+            name: "a GPU".into(),
+            capability,
+            memory: 0,
+            multiprocessors: 1,
+            shared_memory: 0,
+        };
+        kernels(&Probe {
+            libraries: Vec::new(),
+            built_in: built_in.iter().map(|arch| CompileTarget::new(*arch)).collect(),
+            gpus: Ok(capabilities.iter().enumerate().map(gpu).collect()),
+        })
+    }
+
+    #[test]
+    fn built_in_kernels_and_their_use_are_told() {
+        let all: Vec<String> = CompileTarget::built_in().map(|target| target.arch).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        assert_eq!(
+            text(&all, &[(9, 0), (8, 7), (13, 0)]),
+            "built in for compute capability 8.0, 8.6, 8.9, 9.0, 10.0, 12.0 and others from 10.0; cuda:0 uses 9.0; \
+             cuda:1 uses 8.6; the driver compiles them for cuda:2"
+        );
+        assert_eq!(
+            text(&["sm_90a"], &[(8, 0)]),
+            "built in for compute capability 9.0; NVRTC compiles them for cuda:0"
+        );
+        assert!(text(&[], &[(9, 0)]).starts_with("none built in: NVRTC"));
+    }
 }

@@ -19,41 +19,37 @@ const LEVEL: u8 = 10;
 /// The name and the content of a file.
 pub type NamedFile = (String, Vec<u8>);
 
-/// Compresses files, given as names and contents.
-pub fn pack(files: &[NamedFile]) -> Vec<u8> {
+/// Writes files, given as names and contents, one after another.
+pub fn join<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Vec<u8> {
     let mut all = Vec::new();
     for (name, contents) in files {
         all.extend_from_slice(format!("{name}\0{}\0", contents.len()).as_bytes());
         all.extend_from_slice(contents);
     }
-    miniz_oxide::deflate::compress_to_vec(&all, LEVEL)
+    all
+}
+
+/// Compresses files, given as names and contents.
+pub fn pack(files: &[NamedFile]) -> Vec<u8> {
+    let files = files.iter().map(|(name, contents)| (name.as_str(), contents.as_slice()));
+    miniz_oxide::deflate::compress_to_vec(&join(files), LEVEL)
 }
 
 /// Returns the files that [`pack`] compressed; those up to the damage if there is any.
 pub fn unpack(packed: &[u8]) -> BTreeMap<String, Vec<u8>> {
     let all = miniz_oxide::inflate::decompress_to_vec(packed).unwrap_or_default();
-    let (mut files, mut rest) = (BTreeMap::new(), &all[..]);
-    while let Some((name, contents, following)) = next_file(rest) {
-        files.insert(name.to_owned(), contents.to_vec());
-        rest = following;
-    }
-    files
+    split(&all).into_iter().map(|(name, contents)| (name, contents.to_vec())).collect()
 }
 
-/// Compresses each file by itself, so that [`gzipped`] can hand it on without compressing it again.
+/// Compresses each file by itself, so that it can be handed on as a gzip stream: one of those that [`split`] returns.
 pub fn pack_gzip(files: &[NamedFile]) -> Vec<u8> {
-    let mut all = Vec::new();
-    for (name, contents) in files {
-        let packed = gzip(contents);
-        all.extend_from_slice(format!("{name}\0{}\0", packed.len()).as_bytes());
-        all.extend_from_slice(&packed);
-    }
-    all
+    let streams: Vec<Vec<u8>> = files.iter().map(|(_, contents)| gzip(contents)).collect();
+    join(files.iter().zip(&streams).map(|((name, _), stream)| (name.as_str(), stream.as_slice())))
 }
 
-/// Returns the files that [`pack_gzip`] compressed, each as a gzip stream.
-pub fn gzipped(packed: &[u8]) -> BTreeMap<String, &[u8]> {
-    let (mut files, mut rest) = (BTreeMap::new(), packed);
+/// Returns the files that [`join`] wrote; those up to the damage if there is any.
+pub fn split(all: &[u8]) -> BTreeMap<String, &[u8]> {
+    let (mut files, mut rest) = (BTreeMap::new(), all);
     while let Some((name, contents, following)) = next_file(rest) {
         files.insert(name.to_owned(), contents);
         rest = following;
@@ -72,7 +68,7 @@ fn gzip(contents: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The contents of a gzip stream of [`gzipped`]; nothing if it is damaged.
+/// The contents of a gzip stream of [`pack_gzip`]; nothing if it is damaged.
 pub fn gunzip(stream: &[u8]) -> Vec<u8> {
     let deflated = stream.get(GZIP_HEADER.len()..stream.len().saturating_sub(8)).unwrap_or_default();
     miniz_oxide::inflate::decompress_to_vec(deflated).unwrap_or_default()
@@ -140,11 +136,11 @@ mod tests {
     fn a_gzip_stream_holds_its_file() {
         let text = "the same again, ".repeat(50).into_bytes();
         let packed = pack_gzip(&[("a".into(), text.clone()), ("empty".into(), Vec::new())]);
-        let files = gzipped(&packed);
+        let files = split(&packed);
         assert!(files["a"].len() < 100 && files["a"].starts_with(&[0x1f, 0x8b, 8]));
         assert_eq!((gunzip(files["a"]), gunzip(files["empty"])), (text, Vec::new()));
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-        assert!(gunzip(&[]).is_empty() && gzipped(&packed[..packed.len() - 1]).len() == 1);
+        assert!(gunzip(&[]).is_empty() && split(&packed[..packed.len() - 1]).len() == 1);
     }
 
     #[test]

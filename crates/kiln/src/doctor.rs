@@ -63,6 +63,7 @@ fn cuda() -> Properties {
             format!("{name}, compute capability {major}.{minor}, {processors} multiprocessors, {memory}");
         properties = properties.with(device.as_str(), description);
     }
+    properties = properties.with("kernels", gpus.kernels.as_str());
     for (library, state) in &gpus.libraries {
         properties = properties.with(*library, state.as_str());
     }

@@ -1,7 +1,7 @@
-//! Loaded kernels: compiled, or read from the disk cache, on first use.
+//! Loaded kernels, each source on first use.
 //!
-//! What every image needs is compiled in parallel as soon as the GPU is opened, while weights load: the first image of a
-//! new process, with nothing cached, takes 4 to 5 s for klein 4B on an H200.
+//! What every image needs is unpacked, or compiled, in parallel as soon as the GPU is opened, while weights load. Where all of
+//! it has to be compiled, the first image takes 4 to 5 s for klein 4B on an H200.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 
 use super::primary_context::PrimaryContext;
 use crate::cache::DiskCache;
-use crate::compile::Compiler;
 use crate::error::Result;
-use crate::sources::{CompileTarget, KernelSource};
+use crate::images::Images;
+use crate::sources::KernelSource;
 use crate::sys::driver::FUNCTION_SHARED_BYTES;
 use kiln_base::lock;
 
@@ -23,12 +23,10 @@ const DEFAULT_SHARED_BYTES: usize = 47 << 10;
 /// The kernels of one GPU, unloaded on drop; the stream has to be idle then.
 pub(crate) struct Modules {
     primary: Arc<PrimaryContext>,
-    compiler: Arc<Compiler>,
-    target: CompileTarget,
-    cache: Arc<DiskCache>,
+    images: Arc<Images>,
     loaded: Mutex<LoadedKernels>,
-    /// Compilations in progress, by source name.
-    compiling: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
+    /// Images that are being unpacked or compiled, by source name.
+    starting: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
 }
 
 #[derive(Default)]
@@ -59,22 +57,22 @@ impl Function {
 }
 
 impl Modules {
-    pub fn compiler_version(&self) -> (i32, i32) {
-        self.compiler.version()
+    /// Fails if kernels that every image needs are neither there nor can be compiled.
+    pub fn new(primary: &Arc<PrimaryContext>, cache: &Arc<DiskCache>) -> Result<Modules> {
+        let images = Arc::new(Images::new(&primary.gpu, cache));
+        let needed: Vec<KernelSource> = KernelSource::needed_at_start(primary.gpu.capability).collect();
+        needed.iter().try_for_each(|source| images.check(source))?;
+        let starting = needed.into_iter().map(|source| {
+            let images = Arc::clone(&images);
+            (source.name, std::thread::spawn(move || images.get(&source)))
+        });
+        let starting = Mutex::new(starting.collect());
+        Ok(Modules { primary: Arc::clone(primary), images, loaded: Mutex::default(), starting })
     }
 
-    pub fn new(primary: &Arc<PrimaryContext>, cache: &Arc<DiskCache>) -> Result<Modules> {
-        let compiler = Arc::new(Compiler::find()?);
-        let (major, minor) = primary.gpu.capability;
-        let target = compiler.target(major, minor)?;
-        // Every image needs these. Compiling takes seconds, so do it in parallel while weights load.
-        let compiling = KernelSource::compiled_at_start(primary.gpu.capability).map(|source| {
-            let (compiler, target, cache) = (Arc::clone(&compiler), target.clone(), Arc::clone(cache));
-            (source.name, std::thread::spawn(move || compiler.compile_cached(&source, &target, &cache)))
-        });
-        let compiling = Mutex::new(compiling.collect());
-        let (primary, cache) = (Arc::clone(primary), Arc::clone(cache));
-        Ok(Modules { primary, compiler, target, cache, loaded: Mutex::default(), compiling })
+    /// The kernels' machine code.
+    pub fn images(&self) -> &Images {
+        &self.images
     }
 
     /// Returns a kernel that is already loaded with at least `shared` bytes per block, and makes the context current.
@@ -114,17 +112,17 @@ impl Modules {
     }
 
     fn load_module(&self, source: &KernelSource) -> Result<Handle> {
-        let compiling = lock(&self.compiling).remove(source.name);
-        let mut image = match compiling.map(JoinHandle::join) {
+        let started = lock(&self.starting).remove(source.name);
+        let mut image = match started.map(JoinHandle::join) {
             Some(Ok(image)) => image?,
-            // Not started, or its thread panicked: compile here.
-            _ => self.compiler.compile_cached(source, &self.target, &self.cache)?,
+            // Not started, or its thread panicked.
+            _ => self.images.get(source)?,
         };
         // PTX has to be nul-terminated.
         image.push(0);
         let driver = &self.primary.driver;
         let mut module = null_mut();
-        // SAFETY: the image is the compiler's output for this device.
+        // SAFETY: the image is for this device.
         let status = unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) };
         driver.check("cuModuleLoadData", status)?;
         Ok(Handle(module))
@@ -133,9 +131,9 @@ impl Modules {
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        let compiling = std::mem::take(&mut *lock(&self.compiling));
+        let starting = std::mem::take(&mut *lock(&self.starting));
         // Compilations must end before the process does.
-        compiling.into_values().for_each(|thread| drop(thread.join()));
+        starting.into_values().for_each(|thread| drop(thread.join()));
         if self.primary.make_current().is_ok() {
             let loaded = lock(&self.loaded);
             for module in loaded.modules.values() {

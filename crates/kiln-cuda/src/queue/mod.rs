@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use crate::device::{Allocation, Device, DeviceMemory, PendingCopy, Stream};
 use crate::error::{Error, Result};
+use crate::images::Images;
 use crate::probe::Gpu;
 use crate::sources::KernelSource;
 use crate::sys::driver::{DevicePtr, Driver};
@@ -46,9 +47,9 @@ impl Queue {
         &self.device.primary.gpu
     }
 
-    /// The version of the compiler of the kernels.
-    pub fn compiler_version(&self) -> (i32, i32) {
-        self.device.modules.compiler_version()
+    /// The kernels' machine code.
+    pub fn images(&self) -> &Images {
+        self.device.modules.images()
     }
 
     /// The driver.

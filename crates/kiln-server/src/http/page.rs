@@ -28,7 +28,7 @@ fn media_type(name: &str) -> &'static str {
 
 pub(crate) fn routes() -> Router<Server> {
     let mut router = Router::new();
-    for (name, packed) in kiln_pack::gzipped(include_bytes!(concat!(env!("OUT_DIR"), "/page.packed"))) {
+    for (name, packed) in kiln_pack::split(include_bytes!(concat!(env!("OUT_DIR"), "/page.packed"))) {
         let file = Packed::new(packed, media_type(&name));
         let show = async move |headers: HeaderMap| page_file(file.respond(&headers));
         router = router.route(&format!("/page/{name}"), get(show.clone()));

@@ -209,7 +209,9 @@ fn info_rejects_unknown_files() {
 fn doctor_describes_the_machine() {
     let sandbox = Sandbox::new();
     let ran = sandbox.kiln(&["doctor"]).ok();
-    for line in ["cpu", "threads", "portable", "memory", "available", "libcuda", "libnvrtc", "temporary"] {
+    for line in
+        ["cpu", "threads", "portable", "memory", "available", "built in", "libcuda", "libnvrtc", "temporary"]
+    {
         assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
     }
     let report = json(&sandbox, &["doctor", "--json"]);

@@ -160,7 +160,7 @@ pub fn router(server: Server) -> Router {
         auth: Arc::clone(&server.auth),
         jobs: server.jobs().clone(),
     };
-    let packed = kiln_pack::gzipped(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));
+    let packed = kiln_pack::split(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));
     let packed = packed.get("openapi.json").copied().unwrap_or_default();
     let openapi = page::Packed::new(packed, "application/json");
     let description = async move |headers: HeaderMap| super::cached_while_valid(openapi.respond(&headers));

@@ -1,0 +1,81 @@
+//! The machine code of a source for one GPU: built in, from the disk cache, or compiled now, in this order.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::built_in::BuiltInKernels;
+use crate::cache::DiskCache;
+use crate::compile::Compiler;
+use crate::error::Result;
+use crate::probe::Gpu;
+use crate::sources::{KernelSource, kernel_sources};
+use crate::target::CompileTarget;
+
+/// The kernels' machine code for one GPU.
+pub(crate) struct Images {
+    built_in: Option<CompileTarget>,
+    /// What NVRTC compiles for, unless the GPU is too new for it.
+    target: CompileTarget,
+    capability: (i32, i32),
+    cache: Arc<DiskCache>,
+    /// NVRTC, loaded when something has to be compiled.
+    compiler: OnceLock<Result<Compiler>>,
+    numerics: OnceLock<String>,
+}
+
+impl Images {
+    pub fn new(gpu: &Gpu, cache: &Arc<DiskCache>) -> Images {
+        Images {
+            built_in: CompileTarget::built_in_for(gpu.capability),
+            target: CompileTarget::machine_code(gpu.capability),
+            capability: gpu.capability,
+            cache: Arc::clone(cache),
+            compiler: OnceLock::new(),
+            numerics: OnceLock::new(),
+        }
+    }
+
+    /// Returns a source's machine code (or PTX).
+    pub fn get(&self, source: &KernelSource) -> Result<Vec<u8>> {
+        if let Some(image) =
+            self.built_in.as_ref().and_then(|t| BuiltInKernels::of_program().image(source, t))
+        {
+            return Ok(image);
+        }
+        if let Some(image) = self.cache.get(&self.target.key(source)) {
+            return Ok(image);
+        }
+        let compiler = self.compiler()?;
+        let target = compiler.target(self.capability)?;
+        self.cache.get_or_create(&target.key(source), || compiler.compile(source, &target))
+    }
+
+    /// Fails if [`Images::get`] would need NVRTC, and there is none.
+    pub fn check(&self, source: &KernelSource) -> Result<()> {
+        if self.is_built_in(source) || self.cache.contains(&self.target.key(source)) {
+            return Ok(());
+        }
+        self.compiler().map(drop)
+    }
+
+    /// What the last bits of the kernels' results depend on: the architecture, and the compiler of kernels that are not
+    /// part of the program.
+    pub fn numerics(&self) -> &str {
+        self.numerics.get_or_init(|| {
+            if kernel_sources().all(|source| self.is_built_in(&source)) {
+                return format!("built-in kernels {}", self.target.arch);
+            }
+            match self.compiler().map(Compiler::version) {
+                Ok((major, minor)) => format!("nvrtc {major}.{minor} {}", self.target.arch),
+                Err(_) => format!("cached kernels {}", self.target.arch),
+            }
+        })
+    }
+
+    fn is_built_in(&self, source: &KernelSource) -> bool {
+        self.built_in.as_ref().is_some_and(|target| BuiltInKernels::of_program().contains(source, target))
+    }
+
+    fn compiler(&self) -> Result<&Compiler> {
+        self.compiler.get_or_init(Compiler::find).as_ref().map_err(Clone::clone)
+    }
+}
