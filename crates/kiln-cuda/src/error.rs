@@ -45,6 +45,25 @@ pub enum Error {
         /// Minor compute capability.
         minor: i32,
     },
+    /// `KILN_CUDA_KERNELS` is no compute capability.
+    #[error("KILN_CUDA_KERNELS is `{text}`, expected a compute capability such as 8.6")]
+    Capability {
+        /// Its value.
+        text: String,
+    },
+    /// The GPU can't run the kernels of another compute capability.
+    #[error(
+        "{name} (compute capability {}.{}) can't run the kernels for {}.{}: only its own and older ones from 8.0 to 8.9",
+        own.0, own.1, kernels.0, kernels.1
+    )]
+    OtherKernels {
+        /// The GPU's name.
+        name: String,
+        /// Its compute capability.
+        own: (i32, i32),
+        /// That of the kernels.
+        kernels: (i32, i32),
+    },
     /// A kernel did not compile.
     #[error("kernels `{source_name}` did not compile for {arch}:\n{log}")]
     Compile {

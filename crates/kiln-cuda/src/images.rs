@@ -24,11 +24,20 @@ pub(crate) struct Images {
 
 impl Images {
     pub fn new(gpu: &Gpu, cache: &Arc<DiskCache>) -> Images {
+        // Machine code of 8.x runs on later 8.y alone. On other GPUs the driver compiles PTX, which is not built in.
+        let target = if gpu.capability.0 == gpu.hardware.0 {
+            CompileTarget::machine_code(gpu.capability)
+        } else {
+            CompileTarget::ptx(gpu.capability)
+        };
+        // A real GPU must not find an emulated one's kernels in the cache.
+        let cache = if gpu.is_emulated() { Arc::default() } else { Arc::clone(cache) };
+        let built_in = CompileTarget::built_in_for(gpu.capability);
         Images {
-            built_in: CompileTarget::built_in_for(gpu.capability),
-            target: CompileTarget::machine_code(gpu.capability),
+            built_in: built_in.filter(|_| target.is_machine_code() && !gpu.is_emulated()),
+            target,
             capability: gpu.capability,
-            cache: Arc::clone(cache),
+            cache,
             compiler: OnceLock::new(),
             numerics: OnceLock::new(),
         }
@@ -45,7 +54,11 @@ impl Images {
             return Ok(image);
         }
         let compiler = self.compiler()?;
-        let target = compiler.target(self.capability)?;
+        let target = if self.target.is_machine_code() {
+            compiler.target(self.capability)?
+        } else {
+            self.target.clone()
+        };
         self.cache.get_or_create(&target.key(source), || compiler.compile(source, &target))
     }
 
@@ -77,5 +90,32 @@ impl Images {
 
     fn compiler(&self) -> Result<&Compiler> {
         self.compiler.get_or_init(Compiler::find).as_ref().map_err(Clone::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_kernels_need_no_compiler() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Arc::new(DiskCache::new(Some(folder.path().into())));
+        // PTX of 8.0 on another generation, which is never built in.
+        let gpu = Gpu {
+            ordinal: 0,
+            name: "a GPU".into(),
+            capability: (8, 0),
+            hardware: (9, 0),
+            memory: 0,
+            multiprocessors: 1,
+            shared_memory: 0,
+        };
+        let images = Images::new(&gpu, &cache);
+        let norm = KernelSource { name: "norm" };
+        assert!(!images.is_built_in(&norm));
+        cache.put(&CompileTarget::new("compute_80").key(&norm), b"PTX");
+        assert_eq!((images.check(&norm), images.get(&norm)), (Ok(()), Ok(b"PTX".to_vec())));
+        assert!(images.compiler.get().is_none());
     }
 }

@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use crate::error::{Error, Result};
+
 /// Settings of a [`CudaBackend`](crate::CudaBackend).
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -15,6 +17,29 @@ pub struct Options {
     pub memory_limit: Option<usize>,
     /// Whether repeated work is captured as CUDA graphs.
     pub graphs: Graphs,
+    /// Compute capability whose kernels run instead of the GPU's own, to test those of older GPUs: 8.0 to 8.9. `None` is
+    /// what `KILN_CUDA_KERNELS` says, such as `8.6`.
+    pub kernels: Option<(i32, i32)>,
+}
+
+impl Options {
+    /// The compute capability whose kernels run, unless it is the GPU's own.
+    pub(crate) fn kernels(&self) -> Result<Option<(i32, i32)>> {
+        match std::env::var("KILN_CUDA_KERNELS") {
+            Ok(text) if self.kernels.is_none() && !text.is_empty() => match parse_capability(&text) {
+                Some(capability) => Ok(Some(capability)),
+                None => Err(Error::Capability { text }),
+            },
+            _ => Ok(self.kernels),
+        }
+    }
+}
+
+/// Parses a compute capability, such as `8.6`.
+fn parse_capability(text: &str) -> Option<(i32, i32)> {
+    let (major, minor) = text.split_once('.')?;
+    let digits = |part: &str| part.parse::<u8>().ok().map(i32::from);
+    Some((digits(major)?, digits(minor)?))
 }
 
 /// When to capture repeated work as a CUDA graph: one launch instead of hundreds ([`kiln_ops::Backend::replay`]).
@@ -38,6 +63,7 @@ impl Default for Options {
             disable_cublaslt: false,
             memory_limit: None,
             graphs: Graphs::Auto,
+            kernels: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::built_in::BuiltInKernels;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::find::{self, CudaLibrary};
 use crate::sys::cublaslt::CublasLt;
 use crate::sys::driver::{
@@ -57,8 +57,11 @@ pub struct Gpu {
     pub ordinal: usize,
     /// Its name.
     pub name: String,
-    /// Compute capability.
+    /// Compute capability that kernels are chosen by: the hardware's, unless [`Options::kernels`](crate::Options::kernels)
+    /// names another.
     pub capability: (i32, i32),
+    /// Compute capability of the hardware.
+    pub hardware: (i32, i32),
     /// Bytes of memory.
     pub memory: u64,
     /// Number of multiprocessors.
@@ -68,6 +71,24 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Whether it is that of `tools/cuda/emulator`, whose compiler's output is a placeholder.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.name == "Emulated GPU"
+    }
+
+    /// The GPU with the kernels, and no more shared memory, of another compute capability.
+    pub(crate) fn with_kernels_of(self, capability: (i32, i32)) -> Result<Gpu> {
+        if capability == self.hardware {
+            return Ok(self);
+        }
+        // Those of 9.0 and later have instructions that no other architecture has.
+        if capability.0 != 8 || capability > self.hardware {
+            return Err(Error::OtherKernels { name: self.name, own: self.hardware, kernels: capability });
+        }
+        let most = if matches!(capability.1, 0 | 7) { 163 << 10 } else { 99 << 10 };
+        Ok(Gpu { capability, shared_memory: self.shared_memory.min(most), ..self })
+    }
+
     /// Whether its tensor cores support fp8: Ada and newer.
     pub fn has_fp8(&self) -> bool {
         self.capability >= (8, 9)
@@ -172,10 +193,12 @@ fn gpu(driver: &Driver, ordinal: i32) -> Result<Gpu> {
         driver.check("cuDeviceGetAttribute", status).map(|()| value)
     };
     let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
+    let capability = (attribute(DEVICE_MAJOR)?, attribute(DEVICE_MINOR)?);
     Ok(Gpu {
         ordinal: ordinal as usize,
         name: String::from_utf8_lossy(&name[..end]).into_owned(),
-        capability: (attribute(DEVICE_MAJOR)?, attribute(DEVICE_MINOR)?),
+        capability,
+        hardware: capability,
         memory: memory as u64,
         multiprocessors: attribute(DEVICE_PROCESSORS)?,
         shared_memory: attribute(DEVICE_SHARED_BYTES)?,
@@ -185,6 +208,26 @@ fn gpu(driver: &Driver, ordinal: i32) -> Result<Gpu> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_of_older_gpus_run_with_their_limits() {
+        let gpu = |hardware| Gpu {
+            ordinal: 0,
+            name: "a GPU".into(),
+            capability: hardware,
+            hardware,
+            memory: 0,
+            multiprocessors: 1,
+            shared_memory: 227 << 10,
+        };
+        let shared = |capability| gpu((9, 0)).with_kernels_of(capability).unwrap().shared_memory >> 10;
+        assert_eq!([(8, 0), (8, 6), (8, 9), (9, 0)].map(shared), [163, 99, 99, 227]);
+        assert!(!gpu((9, 0)).with_kernels_of((8, 6)).unwrap().has_fp8());
+        for (hardware, kernels) in [((8, 6), (8, 9)), ((8, 9), (9, 0)), ((12, 0), (9, 0)), ((9, 0), (7, 5))] {
+            let error = gpu(hardware).with_kernels_of(kernels).unwrap_err().to_string();
+            assert!(error.contains("can't run the kernels"), "{error}");
+        }
+    }
 
     #[test]
     fn a_probe_reports_every_library_and_explains_missing_ones() {

@@ -272,7 +272,7 @@ fn cpu_default_dtype(isa: kiln_cpu::Isa, weights: Option<&WeightSource>) -> DTyp
 
 #[cfg(feature = "cuda")]
 fn cuda_options(device: usize, settings: &Settings) -> kiln_cuda::Options {
-    use crate::settings::CudaGraphs;
+    use crate::settings::{CudaGraphs, CudaKernels};
     let memory_limit = settings.vram_limit.and_then(|bytes| usize::try_from(bytes).ok());
     let graphs = match settings.graphs {
         CudaGraphs::Auto => kiln_cuda::Graphs::Auto,
@@ -284,6 +284,7 @@ fn cuda_options(device: usize, settings: &Settings) -> kiln_cuda::Options {
         cache: settings.kernel_cache.clone(),
         memory_limit,
         graphs,
+        kernels: settings.cuda_kernels.map(CudaKernels::capability),
         ..Default::default()
     }
 }

@@ -99,6 +99,7 @@ mod tests {
             ordinal,
             name: "a GPU".into(),
             capability,
+            hardware: capability,
             memory: 0,
             multiprocessors: 1,
             shared_memory: 0,

@@ -106,7 +106,7 @@ pub use residency::{WeightBytes, WeightResidency, plan_residency};
 #[cfg(feature = "schema")]
 pub use schema::json_fields;
 pub use session::{LoadedEngine, Session};
-pub use settings::{CudaGraphs, Device, Isa, Precision, Settings};
+pub use settings::{CudaGraphs, CudaKernels, Device, Isa, Precision, Settings};
 pub use setup::Setup;
 pub use sink::{GeneratedImage, Sink};
 pub use text_cache::TextCache;

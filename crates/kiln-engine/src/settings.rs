@@ -22,6 +22,8 @@ pub struct Settings {
     pub isa: Option<Isa>,
     /// When transformer calls are captured as CUDA graphs.
     pub graphs: CudaGraphs,
+    /// The GPUs whose CUDA kernels run; the GPU's own if absent.
+    pub cuda_kernels: Option<CudaKernels>,
     /// Folder for compiled GPU kernels.
     pub kernel_cache: Option<PathBuf>,
     /// Cache of encoded prompts.
@@ -133,6 +135,36 @@ pub enum CudaGraphs {
     Always,
     /// Never
     Never,
+}
+
+/// The GPUs, by compute capability, that CUDA kernels are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum CudaKernels {
+    /// Ampere: A100
+    #[cfg_attr(feature = "cli", value(name = "8.0"))]
+    Sm80,
+    /// Ampere: RTX 30
+    #[cfg_attr(feature = "cli", value(name = "8.6"))]
+    Sm86,
+    /// Ada: RTX 40
+    #[cfg_attr(feature = "cli", value(name = "8.9"))]
+    Sm89,
+    /// Hopper: H100, H200
+    #[cfg_attr(feature = "cli", value(name = "9.0"))]
+    Sm90,
+}
+
+impl CudaKernels {
+    /// Returns the compute capability: major, minor.
+    pub fn capability(self) -> (i32, i32) {
+        match self {
+            CudaKernels::Sm80 => (8, 0),
+            CudaKernels::Sm86 => (8, 6),
+            CudaKernels::Sm89 => (8, 9),
+            CudaKernels::Sm90 => (9, 0),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(crate) struct Device {
 
 impl Device {
     pub fn new(options: &Options) -> Result<Device> {
-        let primary = PrimaryContext::retain(options.device)?;
+        let primary = PrimaryContext::retain(options)?;
         let folder = if options.use_cache { DiskCache::default_folder() } else { None };
         let cache = Arc::new(DiskCache::new(options.cache.clone().or(folder)));
         let modules = Modules::new(&primary, &cache)?;

@@ -5,6 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::options::Options;
 use crate::probe::{self, Gpu};
 use crate::sys::driver::Driver;
 
@@ -22,8 +23,9 @@ unsafe impl Send for PrimaryContext {}
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
-    /// Retains the context of GPU `ordinal` and makes it current on this thread.
-    pub fn retain(ordinal: usize) -> Result<Arc<PrimaryContext>> {
+    /// Retains the context of a GPU and makes it current on this thread.
+    pub fn retain(options: &Options) -> Result<Arc<PrimaryContext>> {
+        let ordinal = options.device;
         let driver = probe::driver()?;
         let gpus = probe::gpus(&driver)?;
         let count = gpus.len();
@@ -32,6 +34,10 @@ impl PrimaryContext {
             let (major, minor) = gpu.capability;
             return Err(Error::TooOld { name: gpu.name, major, minor });
         }
+        let gpu = match options.kernels()? {
+            Some(capability) => gpu.with_kernels_of(capability)?,
+            None => gpu,
+        };
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: each call writes what its pointer points to.
         unsafe {

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use kiln_engine::{Device, Isa, Precision, Settings};
+use kiln_engine::{CudaKernels, Device, Isa, Precision, Settings};
 
 /// More than any machine has: a typo must not start a hundred thousand threads.
 const MAX_THREADS: i64 = Settings::MAX_THREADS as i64;
@@ -29,6 +29,10 @@ pub struct MachineArgs {
     /// CPU instruction set to use [default: the best available]
     #[arg(long, value_name = "SET")]
     pub cpu_isa: Option<IsaArg>,
+
+    /// CUDA kernels to use, by compute capability: its own or those of an older GPU, to test them [default: the GPU's own]
+    #[arg(long, value_name = "CAPABILITY")]
+    pub cuda_kernels: Option<CudaKernels>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Args)]

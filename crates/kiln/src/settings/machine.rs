@@ -39,6 +39,7 @@ impl MachineArgs {
             precision: self.dtype.unwrap_or_default(),
             threads: self.threads.number.map(|n| n as usize),
             isa: self.cpu_isa.map(Into::into),
+            cuda_kernels: self.cuda_kernels,
             kernel_cache: user_cache::folder().map(|folder| folder.join("cuda")),
             ..Settings::default()
         })
