@@ -77,7 +77,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
     let reconciling = move || reconciler.run(|| weak.upgrade().is_some());
     thread("reconciling").spawn(reconciling).map_err(not_started)?;
     link.hurry();
-    server.set_ready();
+    server.jobs().set_ready();
     Ok(server)
 }
 

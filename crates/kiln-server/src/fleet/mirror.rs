@@ -60,15 +60,15 @@ impl Follower for Mirror {
 
     fn after(&self) {
         if let Some(server) = self.server.upgrade() {
-            server.wake_all();
+            server.jobs().wake_all();
         }
     }
 
     fn lost(&self, jobs: &[String]) {
         let Some(server) = self.server.upgrade() else { return };
         let message = "the queue's records were deleted, and the job with them";
-        for live in jobs.iter().filter_map(|id| server.live(id)) {
-            server.remove_waiting(&live.id);
+        for live in jobs.iter().filter_map(|id| server.jobs().live(id)) {
+            server.jobs().remove_waiting(&live.id);
             let error = JobError::new(ErrorCode::Lost, message);
             live.change(|s| (s.state, s.error) = (JobState::Failed, Some(error.clone())));
         }
@@ -85,13 +85,13 @@ fn read<T: DeserializeOwned>(entry: &Entry) -> Option<T> {
 impl Mirror {
     fn apply(&self, entry: &Entry) -> Result<(), StoreError> {
         let Some(server) = self.server.upgrade() else { return Ok(()) };
-        let store = &server.store;
+        let store = &server.jobs().store;
         let (kind, name) = entry.key.split_once('.').unwrap_or((&entry.key, ""));
         let present = is_present(entry);
         match kind {
             "job" if !present => {
                 store.drop_job(name)?;
-                server.remove_waiting(name);
+                server.jobs().remove_waiting(name);
             }
             "job" => {
                 let Some(job) = read::<Job>(entry).filter(|job| job.id == name) else { return Ok(()) };
@@ -140,7 +140,7 @@ impl Mirror {
     }
 
     fn show_image(&self, server: &Server, image: ImageRecord, revision: u64) -> Result<(), StoreError> {
-        let Some(job) = server.store.job(&image.row.job)? else {
+        let Some(job) = server.jobs().store.job(&image.row.job)? else {
             let mut early = lock(&self.early);
             if early.len() < MAX_EARLY {
                 early.entry(image.row.job.clone()).or_default().push((image, revision));
@@ -158,8 +158,8 @@ impl Mirror {
             );
             return Ok(());
         }
-        server.store.insert_image(&row, Some(i64::try_from(revision).unwrap_or(i64::MAX)))?;
-        if let Some(live) = server.live(&row.job) {
+        server.jobs().store.insert_image(&row, Some(i64::try_from(revision).unwrap_or(i64::MAX)))?;
+        if let Some(live) = server.jobs().live(&row.job) {
             live.change(|s| {
                 s.images.retain(|other| other.row.id != row.id);
                 s.images.push(Arc::new(SavedImage { row, bytes: Bytes::new() }));
@@ -171,7 +171,7 @@ impl Mirror {
 
     /// Brings the queue in line with a job's record.
     fn show_job(&self, server: &Server, job: Arc<Job>) {
-        let known = server.live(&job.id);
+        let known = server.jobs().live(&job.id);
         if job.state.is_final() {
             if let Some(live) = known {
                 end(server, live, job, self.link.clone());
@@ -185,7 +185,7 @@ impl Mirror {
             }
             Arc::new(live)
         });
-        let mut queue = server.queue();
+        let mut queue = server.jobs().queue();
         queue.live.insert(Arc::clone(&live));
         match job.state {
             JobState::Queued => {
@@ -218,7 +218,7 @@ impl Mirror {
 /// Ends a job for those who wait for it here.
 fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak<Link>) {
     let Some(link) = link.upgrade() else { return };
-    server.queue().waiting.remove(&job.id);
+    server.jobs().queue().waiting.remove(&job.id);
     let is_local = job.fleet.gateway == link.id;
     let finish = {
         let (server, live) = (server.clone(), Arc::clone(&live));
@@ -228,8 +228,8 @@ fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak
             let took = std::time::Duration::from_millis(took as u64);
             let error = job.error.clone().filter(|_| job.state != JobState::Done);
             let code = error.as_ref().map(|error| error.code).filter(|_| job.state == JobState::Failed);
-            server.metrics.job(job.state, code, took, job.cost);
-            server.remove_job(&live.id);
+            server.jobs().metrics.job(job.state, code, took, job.cost);
+            server.jobs().remove_job(&live.id);
             live.change(|s| {
                 (s.state, s.error, s.notes) = (job.state, error, job.notes.clone());
                 if let Some(images) = images {
@@ -252,7 +252,7 @@ fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak
     let server = server.clone();
     link.handle().spawn_blocking(move || {
         let load = |image: &Arc<SavedImage>| {
-            let path = server.files.path(FileKind::Image, &image.row.file).ok().flatten()?;
+            let path = server.jobs().files.path(FileKind::Image, &image.row.file).ok().flatten()?;
             let bytes = Bytes::from(std::fs::read(path).ok()?);
             Some(Arc::new(SavedImage { row: image.row.clone(), bytes }))
         };

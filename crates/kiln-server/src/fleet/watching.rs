@@ -21,7 +21,7 @@ pub(super) fn follow(server: &Server, link: &Arc<Link>) {
             while let Some(message) = messages.next().await {
                 let Some(server) = server.upgrade() else { return };
                 let id = message.subject.rsplit('.').next().unwrap_or_default();
-                let Some(live) = server.live(id) else { continue };
+                let Some(live) = server.jobs().live(id) else { continue };
                 match kind {
                     "progress" => show_progress(&live, &message.payload),
                     _ => show_preview(&server, &live, &message),

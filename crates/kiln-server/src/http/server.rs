@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use axum::extract::FromRef;
 
 use crate::http::api::a1111::choice::A1111Options;
+use crate::http::api::body::BodyReader;
 use crate::http::auth::Auth;
 use crate::http::body_budget::{BodyBudget, SMALL_BODY};
 use crate::http::config::Config;
@@ -35,11 +36,11 @@ pub struct ServerState {
     /// What generates, unless other processes do.
     attempts: Option<Attempts>,
     pub(crate) auth: Arc<Auth>,
-    pub(crate) body_budget: Arc<BodyBudget>,
-    pub(crate) downloads: Arc<Downloads>,
+    body_budget: Arc<BodyBudget>,
+    downloads: Arc<Downloads>,
     /// The trainings, if they are allowed.
     pub(crate) trainings: OnceLock<Arc<Trainings>>,
-    pub(crate) a1111: A1111Options,
+    a1111: Arc<A1111Options>,
     pub(crate) webhooks: Arc<Webhooks>,
 }
 
@@ -60,14 +61,6 @@ impl std::ops::Deref for Server {
     }
 }
 
-impl std::ops::Deref for ServerState {
-    type Target = Intake;
-
-    fn deref(&self) -> &Intake {
-        &self.intake
-    }
-}
-
 impl FromRef<Server> for Jobs {
     fn from_ref(server: &Server) -> Jobs {
         server.jobs().clone()
@@ -83,6 +76,24 @@ impl FromRef<Server> for Intake {
 impl FromRef<Server> for Arc<Auth> {
     fn from_ref(server: &Server) -> Arc<Auth> {
         Arc::clone(&server.auth)
+    }
+}
+
+impl FromRef<Server> for Arc<Webhooks> {
+    fn from_ref(server: &Server) -> Arc<Webhooks> {
+        Arc::clone(&server.webhooks)
+    }
+}
+
+impl FromRef<Server> for Arc<A1111Options> {
+    fn from_ref(server: &Server) -> Arc<A1111Options> {
+        Arc::clone(&server.a1111)
+    }
+}
+
+impl FromRef<Server> for BodyReader {
+    fn from_ref(server: &Server) -> BodyReader {
+        BodyReader { config: Arc::clone(&server.config), budget: Arc::clone(&server.body_budget) }
     }
 }
 
@@ -110,7 +121,7 @@ impl Server {
         let intake = Intake::new(jobs, Arc::new(Alone(attempts.clone())), Arc::new(local));
         let server = Server::new(config, intake, Some(attempts.clone()))?;
         attempts.resume_unfinished()?;
-        for job in server.store.uncalled_webhooks()? {
+        for job in server.jobs().store.uncalled_webhooks()? {
             server.webhooks.call(&job);
         }
         Ok(server)
@@ -140,12 +151,16 @@ impl Server {
             ),
             downloads: Arc::default(),
             trainings: OnceLock::new(),
-            a1111: A1111Options::default(),
+            a1111: Arc::default(),
             webhooks,
             config: Arc::new(config),
             intake,
             attempts,
         })))
+    }
+
+    pub(crate) fn jobs(&self) -> &Jobs {
+        self.intake.jobs()
     }
 
     /// The data folder.
@@ -190,7 +205,7 @@ impl Server {
     /// Stops accepting jobs, and reports so to probes. Queued jobs stay in the database; those whose clients wait on a
     /// connection fail, unless other processes run them.
     pub fn close(&self) {
-        self.submitting.close();
+        self.intake.submitting.close();
         if let Some(trainings) = self.trainings.get() {
             trainings.wake();
         }
@@ -203,10 +218,10 @@ impl Shutdown for Server {
     }
 
     fn waits_for(&self, live: &LiveJob) -> bool {
-        self.submitting.waits_for(live)
+        self.intake.submitting.waits_for(live)
     }
 
     fn record_ends(&self) {
-        self.submitting.record_ends();
+        self.intake.submitting.record_ends();
     }
 }

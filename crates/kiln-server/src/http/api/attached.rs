@@ -2,10 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use axum::http::StatusCode;
+use axum::response::Response;
 use kiln_base::lock;
 use kiln_engine::Request;
+use serde::Serialize;
 
 use super::error::ApiError;
+use super::json;
 use crate::http::body_budget::BodyPermit;
 use crate::jobs::caller::Caller;
 use crate::jobs::error::ErrorCode;
@@ -14,8 +18,8 @@ use crate::jobs::job::Api;
 use crate::jobs::live::JobSnapshot;
 
 /// Runs blocking work away from the threads that serve requests.
-pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<ApiError>>(
-    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     // The request's span goes along: what `work` logs has the request's id.
     let span = tracing::Span::current();
@@ -26,12 +30,19 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<Api
     let _ = tokio::task::spawn_blocking(task).await;
     let result = lock(&result).take();
     match result {
-        Some(result) => result.map_err(Into::into),
+        Some(result) => result,
         None => {
             let message = "internal error: handling the request panicked";
             Err(ApiError::new(ErrorCode::Panicked, message))
         }
     }
+}
+
+/// [`run_blocking`], with the result of the work as the response.
+pub(crate) async fn reply<T: Serialize + Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &run_blocking(work).await?))
 }
 
 /// Submits a job that the client waits for on this connection. The memory of its body is given back when its images are
@@ -49,7 +60,7 @@ pub(crate) async fn submit_attached(
         drop(permit);
         let live = intake.submit(NewJob::attached(request, caller, api)).map_err(ApiError::from)?;
         // Attach here: if the client disconnects while this runs, the job is still cancelled.
-        Ok::<_, ApiError>(AttachedJob::new(&intake, live))
+        Ok(AttachedJob::new(&intake, live))
     })
     .await
 }

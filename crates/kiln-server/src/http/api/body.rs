@@ -1,9 +1,10 @@
 //! Reads request bodies, with limits on size, time and total memory.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
@@ -14,9 +15,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::error::{ApiError, BUSY_RETRY_SECONDS};
 use super::{Caller, run_blocking};
-use crate::Server;
 pub(crate) use crate::http::body_budget::BodyPermit;
-use crate::http::body_budget::{Refused, SMALL_BODY};
+use crate::http::body_budget::{BodyBudget, Refused, SMALL_BODY};
+use crate::http::config::Config;
 use crate::jobs::error::ErrorCode;
 
 /// Maximum number of values in a JSON body.
@@ -24,16 +25,23 @@ const MAX_VALUES: usize = 100_000;
 /// Time limit for a whole body, in multiples of the timeout between two chunks.
 const BODY_TIMEOUTS: u32 = 10;
 
+/// Reads bodies within the server's limits.
+#[derive(Clone)]
+pub(crate) struct BodyReader {
+    pub(crate) config: Arc<Config>,
+    pub(crate) budget: Arc<BodyBudget>,
+}
+
 /// The body of a request, fully read.
 pub(crate) struct RequestBody {
     pub(crate) bytes: Bytes,
     pub(crate) permit: BodyPermit,
 }
 
-impl RequestBody {
+impl BodyReader {
     /// Reads a body into memory that is reserved as the bytes arrive.
-    pub(crate) async fn read(server: &Server, parts: &Parts, body: Body) -> Result<RequestBody, ApiError> {
-        let limit = server.config.limits.body;
+    pub(crate) async fn read(&self, parts: &Parts, body: Body) -> Result<RequestBody, ApiError> {
+        let limit = self.config.limits.body;
         let too_large = || {
             let message = format!("the request body exceeds the limit of {limit} bytes");
             ApiError::new(ErrorCode::TooLarge, message)
@@ -43,8 +51,8 @@ impl RequestBody {
         if length.is_some_and(|length| length > limit) {
             return Err(too_large());
         }
-        let mut permit = server.body_budget.start(&Caller::of(parts)?.client);
-        let mut speed = SpeedCheck::new(server);
+        let mut permit = self.budget.start(&Caller::of(parts)?.client);
+        let mut speed = SpeedCheck::new(&self.config);
         let (mut body, mut bytes) = (body, Vec::new());
         while let Some(frame) = speed.next(&mut body).await? {
             let Ok(data) = frame.into_data() else { continue };
@@ -88,9 +96,9 @@ struct SpeedCheck {
 }
 
 impl SpeedCheck {
-    fn new(server: &Server) -> SpeedCheck {
-        let (interval, now) = (server.config.io_timeout, Instant::now());
-        let least = interval.as_secs_f64() * server.config.limits.body_speed as f64;
+    fn new(config: &Config) -> SpeedCheck {
+        let (interval, now) = (config.io_timeout, Instant::now());
+        let least = interval.as_secs_f64() * config.limits.body_speed as f64;
         let deadline = now + interval * BODY_TIMEOUTS;
         SpeedCheck { interval, least: least as usize, interval_end: now + interval, received: 0, deadline }
     }
@@ -134,22 +142,37 @@ fn too_slow() -> ApiError {
     ApiError::new(ErrorCode::TooSlow, message)
 }
 
+impl<S: Sync> FromRequest<S> for RequestBody
+where
+    BodyReader: FromRef<S>,
+{
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        BodyReader::from_ref(state).read(&parts, body).await
+    }
+}
+
 /// A JSON body and its memory permit.
 pub(crate) struct Json<T>(pub(crate) T, pub(crate) BodyPermit);
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Server> for Json<T> {
+impl<S: Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Json<T>
+where
+    BodyReader: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, server: &Server) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         // A foreign page can send other types without a CORS preflight.
         if media_type(&parts.headers) != "application/json" {
             let message = "expected content type application/json";
             return Err(ApiError::new(ErrorCode::MediaType, message));
         }
-        let body = RequestBody::read(server, &parts, body).await?;
+        let body = BodyReader::from_ref(state).read(&parts, body).await?;
         let body_is_small = body.bytes.len() <= SMALL_BODY;
-        let parse_body = move || Ok::<_, ApiError>(Json(parse(&body.bytes)?, body.permit));
+        let parse_body = move || Ok(Json(parse(&body.bytes)?, body.permit));
         // A large body takes long enough to keep other requests waiting.
         if body_is_small { parse_body() } else { run_blocking(parse_body).await }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::{Caller, Path, json, run_blocking};
+use super::{Caller, Path, json, reply, run_blocking};
 use crate::jobs::Jobs;
 use crate::jobs::downloads::{Download, Downloads};
 use crate::jobs::error::ErrorCode;
@@ -32,12 +32,12 @@ pub(crate) async fn list(
     State(downloads): State<Arc<Downloads>>,
     caller: Caller,
 ) -> Result<Response, ApiError> {
-    let list = run_blocking(move || {
+    reply(move || {
         let available = if caller.admin { jobs.catalogue.downloadable() } else { Vec::new() };
         let data = downloads.all();
-        Ok::<_, ApiError>(DownloadList { data, available })
-    });
-    Ok(json(StatusCode::OK, &list.await?))
+        Ok(DownloadList { data, available })
+    })
+    .await
 }
 
 /// A model to download.

@@ -46,10 +46,7 @@ pub(crate) struct ImageList {
 }
 
 /// Lists generated images, newest first.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images", tag = "gallery", params(ImageListParams), responses(
-    (status = 200, body = ImageList),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images", tag = "gallery", params(ImageListParams), responses((status = 200, body = ImageList))))]
 pub(crate) async fn list(
     State(intake): State<Intake>,
     caller: Caller,
@@ -69,7 +66,7 @@ pub(crate) async fn list(
             // Otherwise a list would end at an image that was deleted meanwhile.
             intake.image(before, &caller)?.ok_or_else(|| ApiError::not_found("image", before))?;
         }
-        Ok::<_, ApiError>(intake.store.search(&query)?)
+        Ok(intake.store.search(&query)?)
     })
     .await?;
     Ok(json(StatusCode::OK, &ImageList { data: rows.into_iter().map(ImageView::from).collect(), more }))
@@ -82,10 +79,7 @@ async fn find(intake: &Intake, id: String, caller: Caller) -> Result<ImageRow, A
 }
 
 /// Returns an image's metadata.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}", tag = "gallery", params(("id" = String, Path)), responses(
-    (status = 200, body = ImageView),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}", tag = "gallery", params(("id" = String, Path)), responses((status = 200, body = ImageView))))]
 pub(crate) async fn details(
     State(intake): State<Intake>,
     caller: Caller,
@@ -95,10 +89,7 @@ pub(crate) async fn details(
 }
 
 /// Returns an image's recipe, as `kiln info` shows it.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses(
-    (status = 200, description = "The recipe", content_type = "application/json"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses((status = 200, description = "The recipe", content_type = "application/json"))))]
 pub(crate) async fn recipe(
     State(intake): State<Intake>,
     caller: Caller,
@@ -109,10 +100,7 @@ pub(crate) async fn recipe(
 }
 
 /// Deletes an image for good. `PATCH /v1/images` moves images to the trash instead.
-#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/images/{id}", tag = "gallery", params(("id" = String, Path)), responses(
-    (status = 204, description = "Deleted"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/images/{id}", tag = "gallery", params(("id" = String, Path)), responses((status = 204, description = "Deleted"))))]
 pub(crate) async fn delete(
     State(intake): State<Intake>,
     caller: Caller,
@@ -127,10 +115,7 @@ pub(crate) async fn delete(
 }
 
 /// Returns an image's file.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/file", tag = "gallery", params(("id" = String, Path)), responses(
-    (status = 200, description = "The file", content_type = "image/*"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/file", tag = "gallery", params(("id" = String, Path)), responses((status = 200, description = "The file", content_type = "image/*"))))]
 pub(crate) async fn file(
     State(intake): State<Intake>,
     caller: Caller,
@@ -149,10 +134,7 @@ pub(crate) async fn file(
 }
 
 /// Returns a thumbnail of an image as JPEG.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses(
-    (status = 200, description = "The file", content_type = "image/jpeg"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/images/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses((status = 200, description = "The file", content_type = "image/jpeg"))))]
 pub(crate) async fn thumbnail(
     State(intake): State<Intake>,
     caller: Caller,

@@ -1,6 +1,5 @@
 //! Responses of OpenAI's Images API: at once, or as a stream with previews.
 
-use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -12,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::body::BodyPermit;
 use super::error::ApiError;
 use super::sse::{EventSource, event, stream_events};
-use super::{Caller, json, submit_attached, wait_until_ended};
+use super::{Caller, reply, submit_attached, wait_until_ended};
 use crate::jobs::error::JobError;
 use crate::jobs::generator::name;
 use crate::jobs::intake::{AttachedJob, Intake};
@@ -125,7 +124,7 @@ pub(crate) async fn respond(
     let output_format = attached.live.request.output_format.unwrap_or_default().name();
     let (notes, images) = (end.notes, end.images);
     // Encoding megabytes as base64 takes milliseconds.
-    super::run_blocking(move || {
+    reply(move || {
         let body = ImagesResponse {
             created: crate::jobs::store::now() / 1000,
             size: images.first().map_or(String::new(), |image| size(image)),
@@ -133,7 +132,7 @@ pub(crate) async fn respond(
             output_format,
             notes,
         };
-        Ok::<_, ApiError>(json(StatusCode::OK, &body))
+        Ok(body)
     })
     .await
 }

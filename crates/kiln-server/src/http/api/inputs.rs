@@ -1,6 +1,6 @@
 //! Uploaded input images, which any number of jobs can name.
 
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Serialize;
@@ -11,7 +11,6 @@ use super::error::ApiError;
 use super::file::file_response;
 use super::recipes::UNREADABLE;
 use super::{Caller, Path, immutable, json, run_blocking, with_location};
-use crate::Server;
 use crate::jobs::error::JobError;
 use crate::jobs::intake::Intake;
 
@@ -34,13 +33,14 @@ pub(crate) struct InputView {
 
 /// Uploads an image file: PNG, JPEG, WebP, GIF, BMP or TIFF.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/inputs", tag = "jobs", request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses((status = 201, body = InputView), (status = "4XX", body = crate::http::api::error::ErrorBody))))]
-pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
-    let caller = Caller::of(&parts)?.clone();
-    let body = RequestBody::read(&server, &parts, body).await?;
+    responses((status = 201, body = InputView))))]
+pub(crate) async fn upload(
+    State(intake): State<Intake>,
+    caller: Caller,
+    body: RequestBody,
+) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let id = server.store_input(&body.bytes, "image", &caller)?;
+        let id = intake.store_input(&body.bytes, "image", &caller)?;
         let size = kiln_image::dimensions("image", &body.bytes);
         let (width, height) = size.map_err(JobError::from)?;
         let (recipe, recipe_error) = match kiln_image::read_recipe(&body.bytes) {
@@ -51,16 +51,13 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
         };
         let location = format!("/v1/inputs/{id}");
         let response = json(StatusCode::CREATED, &InputView { id, width, height, recipe, recipe_error });
-        Ok::<_, ApiError>(with_location(response, &location))
+        Ok(with_location(response, &location))
     })
     .await
 }
 
 /// Returns the file of an uploaded image.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/inputs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
-    (status = 200, description = "The file", content_type = "application/octet-stream"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/inputs/{id}", tag = "jobs", params(("id" = String, Path)), responses((status = 200, description = "The file", content_type = "application/octet-stream"))))]
 pub(crate) async fn file(
     State(intake): State<Intake>,
     caller: Caller,

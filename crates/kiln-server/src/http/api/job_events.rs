@@ -35,7 +35,6 @@ pub(crate) struct EventParams {
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), EventParams), responses(
     (status = 200, description = "Events", content_type = "text/event-stream"),
     (status = 204, description = "The client has seen the end"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn events(
     State(jobs): State<Jobs>,

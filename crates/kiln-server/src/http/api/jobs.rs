@@ -1,5 +1,7 @@
 //! The jobs API: submit, list, status, result, cancel.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
@@ -13,8 +15,8 @@ use super::body::Json;
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::job_view::JobView;
-use super::{Caller, Path, Query, checked_limit, json, run_blocking, with_location};
-use crate::Server;
+use super::{Caller, Path, Query, checked_limit, json, reply, run_blocking, with_location};
+use crate::http::webhooks::Webhooks;
 use crate::jobs::Jobs;
 use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::intake::{Intake, NewJob};
@@ -40,7 +42,8 @@ pub(crate) struct SubmitParams {
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn submit(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
+    State(webhooks): State<Arc<Webhooks>>,
     caller: Caller,
     headers: HeaderMap,
     Query(params): Query<SubmitParams>,
@@ -49,30 +52,30 @@ pub(crate) async fn submit(
     run_blocking(move || {
         let key = idempotency_key(&headers, &caller.client, &fields, &params)?;
         if let Some((job, fingerprint)) =
-            key.as_ref().map(|key| server.store.job_of_key(key)).transpose()?.flatten()
+            key.as_ref().map(|key| intake.store.job_of_key(key)).transpose()?.flatten()
         {
             let same = key.is_some_and(|key| key.fingerprint == fingerprint);
-            return if same { repeated(server.jobs(), &job) } else { Err(other_request()) };
+            return if same { repeated(intake.jobs(), &job) } else { Err(other_request()) };
         }
-        let webhook = server.webhooks.of_fields(&mut fields)?;
+        let webhook = webhooks.of_fields(&mut fields)?;
         let priority = priority_of(&mut fields, &caller)?;
         let mut request = parse_request(&fields)?;
         if params.wildcards == Some(true) {
             // Before they multiply: every image gets its own prompt.
-            server.config.limits.check_texts(&request)?;
+            intake.config.limits.check_texts(&request)?;
             expand_wildcards(&mut request)?;
         }
         drop(fields);
-        let request = server.accept_request(request, &caller)?;
+        let request = intake.accept_request(request, &caller)?;
         drop(permit);
         let new = NewJob { request, caller, api: Api::Jobs, attached: false, key, webhook, priority };
-        let live = match server.submit(new) {
+        let live = match intake.submit(new) {
             // The key was used at the same time: the other request was first.
-            Err(SubmitError::Repeated(Some(job))) => return repeated(server.jobs(), &job),
+            Err(SubmitError::Repeated(Some(job))) => return repeated(intake.jobs(), &job),
             Err(SubmitError::Repeated(None)) => return Err(other_request()),
             submitted => submitted?,
         };
-        Ok(accepted(&JobView::from_live(server.jobs(), &live, &live.snapshot())))
+        Ok(accepted(&JobView::from_live(intake.jobs(), &live, &live.snapshot())))
     })
     .await
 }
@@ -160,33 +163,27 @@ pub(crate) struct JobList {
 }
 
 /// Lists the latest jobs.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(JobListParams), responses(
-    (status = 200, body = JobList),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(JobListParams), responses((status = 200, body = JobList))))]
 pub(crate) async fn list(
     State(jobs): State<Jobs>,
     caller: Caller,
     Query(params): Query<JobListParams>,
 ) -> Result<Response, ApiError> {
     let limit = checked_limit(params.limit, 50, 1000)?;
-    run_blocking(move || {
+    reply(move || {
         let rows = jobs.stored_jobs(limit, caller.only())?;
         let view = |job: Job| match jobs.live(&job.id) {
             Some(live) => Ok(JobView::from_live(&jobs, &live, &live.snapshot())),
             None => JobView::from_stored(&jobs, job),
         };
         let data = rows.into_iter().map(view).collect::<Result<_, ApiError>>()?;
-        Ok::<_, ApiError>(json(StatusCode::OK, &JobList { data }))
+        Ok(JobList { data })
     })
     .await
 }
 
 /// Returns a job.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
-    (status = 200, body = JobView),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses((status = 200, body = JobView))))]
 pub(crate) async fn status(
     State(jobs): State<Jobs>,
     caller: Caller,

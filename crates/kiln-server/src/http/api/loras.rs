@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ApiError;
 use super::file::{bytes_response, file_response};
 use super::image_view::shrink;
-use super::{Caller, Path, Query, cached_while_valid, json, response, run_blocking, trainings};
+use super::{Caller, Path, Query, cached_while_valid, reply, response, run_blocking, trainings};
 use crate::jobs::Jobs;
 use crate::jobs::error::ErrorCode;
 use crate::jobs::trainings::Trainings;
@@ -46,7 +46,7 @@ pub(crate) async fn details(
     State(trainings): State<Option<Arc<Trainings>>>,
     caller: Caller,
 ) -> Result<Response, ApiError> {
-    let list = run_blocking(move || {
+    reply(move || {
         let loras = jobs.catalogue.lora_details();
         // A fleet's gateway has none of the files.
         let has_files = loras.first().is_some_and(|lora| jobs.catalogue.lora_file(&lora.name).is_some());
@@ -59,9 +59,9 @@ pub(crate) async fn details(
             triggers: lora.triggers,
         };
         let data = loras.into_iter().map(view).collect();
-        Ok::<_, ApiError>(LoraList { data })
-    });
-    Ok(json(StatusCode::OK, &list.await?))
+        Ok(LoraList { data })
+    })
+    .await
 }
 
 /// The parameters of a LoRA's preview.
@@ -112,7 +112,7 @@ pub(crate) async fn file(
         let response = file_response(&path, "application/octet-stream", None, &headers);
         let mut response = response.map(cached_while_valid).map_err(|_| missing())?;
         response.headers_mut().insert(header::CONTENT_DISPOSITION, attachment(&name));
-        Ok::<_, ApiError>(response)
+        Ok(response)
     })
     .await
 }
@@ -140,7 +140,7 @@ pub(crate) async fn delete(
             return Err(ApiError::not_found("LoRA", &name));
         }
         tracing::info!(lora = name, client = caller.client, "LoRA deleted");
-        Ok::<_, ApiError>(())
+        Ok(())
     })
     .await?;
     Ok(response(StatusCode::NO_CONTENT, "text/plain", bytes::Bytes::new()))
@@ -171,7 +171,7 @@ fn may_delete<'t>(
     caller: &Caller,
     name: &str,
 ) -> Result<&'t Trainings, ApiError> {
-    let trainings = trainings::allowed(trainings, caller)?;
+    let trainings: &Trainings = trainings::allowed(trainings, caller)?;
     match trainings.loras.owner(name) {
         Some(owner) if caller.sees(&owner) => Ok(trainings),
         Some(_) => Err(not_yours("only the key that trained this LoRA, and admins, may delete it")),

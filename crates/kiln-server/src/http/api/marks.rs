@@ -1,14 +1,13 @@
 //! Marks on images: favourites, and the trash with undo.
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::body::Json;
 use super::error::ApiError;
 use super::image_view::ImageView;
-use super::{Caller, json, run_blocking};
+use super::{Caller, reply};
 use crate::jobs::intake::Intake;
 use crate::jobs::store::Marks;
 
@@ -51,7 +50,7 @@ pub(crate) async fn update(
         let message = format!("the request names {} images, the limit is {MAX_IMAGES}", ids.len());
         return Err(ApiError::invalid(message));
     }
-    let data = run_blocking(move || {
+    reply(move || {
         for id in &ids {
             intake.image(id, &caller)?.ok_or_else(|| ApiError::not_found("image", id))?;
         }
@@ -62,7 +61,7 @@ pub(crate) async fn update(
         for id in &ids {
             data.extend(intake.store.image(id)?.map(ImageView::from));
         }
-        Ok(data)
-    });
-    Ok(json(StatusCode::OK, &MarkedImages { data: data.await? }))
+        Ok(MarkedImages { data })
+    })
+    .await
 }

@@ -2,7 +2,7 @@
 
 pub(crate) mod a1111;
 mod attached;
-mod body;
+pub(crate) mod body;
 pub(crate) mod caller;
 mod conditional;
 mod downloads;
@@ -34,7 +34,7 @@ mod status;
 mod training_events;
 mod trainings;
 
-pub(crate) use attached::{run_blocking, submit_attached, wait_until_ended};
+pub(crate) use attached::{reply, run_blocking, submit_attached, wait_until_ended};
 pub(crate) use caller::Peer;
 pub(crate) use extract::{Path, Query, checked_limit};
 pub(crate) use file::bytes_response;

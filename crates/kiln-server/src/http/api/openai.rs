@@ -7,16 +7,16 @@ use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::body::{Json, RequestBody, media_type, parse};
+use super::body::{BodyReader, Json, RequestBody, media_type, parse};
 use super::error::ApiError;
 use super::fields::{Fields, parse_fields, parse_request, single_field};
 use super::images::{Answer, Endpoint, ResponseFormat, respond};
 use super::multipart::Form;
 use super::{Caller, Path, json, run_blocking};
-use crate::Server;
 use crate::jobs::Jobs;
 use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::generator::ModelInfo;
+use crate::jobs::intake::Intake;
 
 /// OpenAI's fields that Kiln's request lacks or defines differently.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -176,12 +176,12 @@ fn assign_images(
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn generations(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
     caller: Caller,
     Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     // Large input images take time to parse, and memory, even if the client disconnects.
-    let parse = move || Ok::<_, ApiError>((ImagesRequest::parse(&fields)?, permit));
+    let parse = move || Ok((ImagesRequest::parse(&fields)?, permit));
     let (ImagesRequest { openai, request }, permit) = run_blocking(parse).await?;
     if openai.images.is_some() || openai.mask.is_some() {
         let message = "image and mask are not supported here: use /v1/images/edits, or `references`";
@@ -189,7 +189,7 @@ pub(crate) async fn generations(
     }
     let answer = openai.answer();
     drop(openai);
-    respond(server.intake.clone(), caller, request, answer, Endpoint::Generations, permit).await
+    respond(intake, caller, request, answer, Endpoint::Generations, permit).await
 }
 
 /// Edits images; takes JSON, or a form with `image[]` and `mask`.
@@ -200,7 +200,8 @@ pub(crate) async fn generations(
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn edits(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
+    State(bodies): State<BodyReader>,
     caller: Caller,
     http: HttpRequest,
 ) -> Result<Response, ApiError> {
@@ -210,12 +211,12 @@ pub(crate) async fn edits(
         let message = "expected content type application/json or multipart/form-data";
         return Err(ApiError::new(ErrorCode::MediaType, message));
     }
-    let RequestBody { bytes, permit } = RequestBody::read(&server, &parts, body).await?;
+    let RequestBody { bytes, permit } = bodies.read(&parts, body).await?;
     let form = match media_type.as_str() {
         "application/json" => None,
         _ => Some(Form::read(&parts.headers, bytes.clone()).await?),
     };
-    let (state, storer) = (server.clone(), caller.clone());
+    let (state, storer) = (intake.clone(), caller.clone());
     // The permit goes along: the files stay in memory until they are stored, even if the client disconnects.
     let (answer, request, permit) = run_blocking(move || {
         let (fields, files) = match form {
@@ -235,31 +236,31 @@ pub(crate) async fn edits(
         let mask = mask.map(|mask| state.store_mask_source(mask, &storer)).transpose()?;
         sources.extend(images);
         assign_images(&mut request, sources, mask.or(file))?;
-        Ok::<_, ApiError>((openai.answer(), request, permit))
+        Ok((openai.answer(), request, permit))
     })
     .await?;
-    respond(server.intake.clone(), caller, request, answer, Endpoint::Edits, permit).await
+    respond(intake, caller, request, answer, Endpoint::Edits, permit).await
 }
 
 /// Stores a form's files; returns the names of the images and of the mask.
 fn store_files(
-    server: &Server,
+    intake: &Intake,
     files: Vec<(String, bytes::Bytes)>,
     caller: &Caller,
 ) -> Result<(Vec<String>, Option<String>), ApiError> {
     let (mut images, mut mask) = (Vec::new(), None);
     for (name, bytes) in files {
         match name.as_str() {
-            "image" if images.len() < server.config.limits.references => {
-                images.push(server.store_input(&bytes, "image", caller)?)
+            "image" if images.len() < intake.config.limits.references => {
+                images.push(intake.store_input(&bytes, "image", caller)?)
             }
             "image" => {
                 return Err(ApiError::invalid(format!(
                     "the form has too many images, the limit is {}",
-                    server.config.limits.references
+                    intake.config.limits.references
                 )));
             }
-            "mask" => mask = Some(server.store_mask(&bytes, caller)?),
+            "mask" => mask = Some(intake.store_mask(&bytes, caller)?),
             other => {
                 let other: String = other.chars().take(80).collect();
                 return Err(ApiError::invalid(format!(
@@ -321,10 +322,7 @@ pub(crate) async fn models(State(jobs): State<Jobs>) -> Response {
 }
 
 /// Returns a model.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path)), responses(
-    (status = 200, body = ModelEntry),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path)), responses((status = 200, body = ModelEntry))))]
 pub(crate) async fn model(State(jobs): State<Jobs>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let found = ModelEntry::all(&jobs).into_iter().find(|model| model.id == id);
     let missing = || JobError::not_found(ErrorCode::ModelNotFound, "model", &id).param("model");
@@ -332,9 +330,7 @@ pub(crate) async fn model(State(jobs): State<Jobs>, Path(id): Path<String>) -> R
 }
 
 /// Refuses variations: the models follow a prompt.
-#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/images/variations", tag = "openai", responses(
-    (status = "4XX", description = "Always: there are no variations", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/images/variations", tag = "openai", responses((status = "4XX", description = "Always: there are no variations", body = crate::http::api::error::ErrorBody))))]
 pub(crate) async fn variations() -> ApiError {
     let message = "variations are not supported: send the image and a prompt to /v1/images/edits, with `strength` for \
                    how much to change it";

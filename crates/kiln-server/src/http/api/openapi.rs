@@ -1,5 +1,5 @@
-//! What every operation of the OpenAPI description needs and utoipa's macros leave out: descriptions of all responses,
-//! unique ids, and the ways to authenticate.
+//! What every operation of the OpenAPI description needs and utoipa's macros leave out: refusals,
+//! descriptions of all responses, unique ids, and the ways to authenticate.
 
 use kiln_engine::Request;
 use kiln_train::TrainRequest;
@@ -8,7 +8,7 @@ use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
 };
-use utoipa::openapi::{ObjectBuilder, OpenApi, RefOr, Schema};
+use utoipa::openapi::{ContentBuilder, ObjectBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::openai::{ImagesRequest, OpenAiFields};
@@ -63,6 +63,12 @@ fn complete_operation(operation: &mut Operation) {
     if let (Some(tag), Some(id)) = (tag, &operation.operation_id) {
         operation.operation_id = Some(format!("{tag}_{id}"));
     }
+    // Any request may be refused: for its key, its fields, its size.
+    let refused = || {
+        let body = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
+        ResponseBuilder::new().content("application/json", body).build().into()
+    };
+    operation.responses.responses.entry("4XX".into()).or_insert_with(refused);
     for (status, response) in &mut operation.responses.responses {
         if let RefOr::T(response) = response
             && response.description.is_empty()

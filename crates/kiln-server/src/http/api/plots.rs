@@ -16,13 +16,13 @@ use super::body::Json;
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::job_view::JobView;
-use super::{Caller, Path, json, run_blocking};
+use super::{Caller, Path, json, reply, run_blocking};
 use crate::jobs::error::ErrorCode;
 use crate::jobs::intake::{Intake, NewJob};
 use crate::jobs::job::Api;
 use crate::jobs::keys::Quotas;
 use crate::jobs::random::{random_bytes, random_seed};
-use crate::jobs::store::{PlotRow, StoreError, now};
+use crate::jobs::store::{PlotRow, now};
 
 /// Fields of a request that an axis can vary.
 const FIELDS: [&str; 7] = ["seed", "steps", "guidance", "strength", "model", "schedule", "prompt"];
@@ -230,15 +230,15 @@ fn to_json(value: &impl Serialize) -> String {
 /// Lists the latest plots.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/plots", tag = "jobs", operation_id = "plots", responses((status = 200, description = "The plots", body = PlotList))))]
 pub(crate) async fn list(State(intake): State<Intake>, caller: Caller) -> Result<Response, ApiError> {
-    let data = run_blocking(move || {
+    reply(move || {
         let summary = |row: PlotRow| {
             let Axes { x, y } = axes(&row).ok()?;
             Some(PlotSummary { id: row.id, created: row.created, x, y })
         };
         let plots = intake.store.plots(LISTED, caller.only())?;
-        Ok::<_, StoreError>(plots.into_iter().filter_map(summary).collect())
-    });
-    Ok(json(StatusCode::OK, &PlotList { data: data.await? }))
+        Ok(PlotList { data: plots.into_iter().filter_map(summary).collect() })
+    })
+    .await
 }
 
 /// Returns a plot with its jobs.
@@ -251,9 +251,9 @@ pub(crate) async fn details(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let view = run_blocking(move || {
+    reply(move || {
         let row = intake.store.plot(&id)?.filter(|row| caller.sees(&row.client));
         view(&intake, row.ok_or_else(|| ApiError::not_found("plot", &id))?, &caller)
-    });
-    Ok(json(StatusCode::OK, &view.await?))
+    })
+    .await
 }

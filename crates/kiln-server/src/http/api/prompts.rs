@@ -71,7 +71,7 @@ pub(crate) async fn upsample(
         let request = intake.accept_request(request, &caller)?;
         let job = JobInputs { request: &request, source: intake.jobs() };
         let rewritten = intake.catalogue.rewrite_prompt(&job, temperature, &|| client.strong_count() == 0)?;
-        Ok::<_, ApiError>(RewrittenPrompt { prompt: rewritten, original_prompt: prompt })
+        Ok(RewrittenPrompt { prompt: rewritten, original_prompt: prompt })
     });
     let rewritten = rewritten.await?;
     drop(connected);

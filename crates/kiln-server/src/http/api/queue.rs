@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::body::Json;
 use super::error::ApiError;
 use super::job_view::JobView;
-use super::{Caller, json, run_blocking};
+use super::{Caller, json, reply};
 use crate::jobs::intake::Intake;
 
 /// The unfinished jobs of a client.
@@ -60,11 +60,11 @@ pub(crate) async fn reorder(
         let message = format!("the order names {} jobs, the queue holds {limit}", order.len());
         return Err(ApiError::invalid(message));
     }
-    let view = run_blocking(move || {
+    reply(move || {
         intake.reorder(&caller.client, &order)?;
-        Ok::<_, ApiError>(QueueView::new(&intake, &caller.client))
-    });
-    Ok(json(StatusCode::OK, &view.await?))
+        Ok(QueueView::new(&intake, &caller.client))
+    })
+    .await
 }
 
 /// The result of cancelling all jobs.
@@ -78,10 +78,10 @@ pub(crate) struct Cancelled {
 /// Cancels all unfinished jobs of this client.
 #[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "Cancelled", body = Cancelled))))]
 pub(crate) async fn cancel_all(State(intake): State<Intake>, caller: Caller) -> Result<Response, ApiError> {
-    let cancelled = run_blocking(move || {
+    reply(move || {
         // Waiting jobs first, so that none of them starts when the running one ends.
         let own = intake.unfinished().into_iter().rev().filter(|live| live.client == caller.client);
-        Ok::<_, ApiError>(own.filter(|live| intake.cancel_now(&live.id)).count())
-    });
-    Ok(json(StatusCode::OK, &Cancelled { cancelled: cancelled.await? }))
+        Ok(Cancelled { cancelled: own.filter(|live| intake.cancel_now(&live.id)).count() })
+    })
+    .await
 }

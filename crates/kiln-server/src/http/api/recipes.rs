@@ -3,13 +3,12 @@
 use std::path::{Path as FilePath, PathBuf};
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_engine::{FileRef, LoraRef, Recipe, Request};
 use serde::Serialize;
 
 use super::error::ApiError;
-use super::{Caller, Path, json, run_blocking};
+use super::{Caller, Path, reply};
 use crate::jobs::error::ErrorCode;
 use crate::jobs::intake::Intake;
 use crate::jobs::store::INPUT_PREFIX;
@@ -39,7 +38,7 @@ pub(crate) async fn of_input(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let view = run_blocking(move || {
+    reply(move || {
         let path = intake.input_path(&id, &caller)?.ok_or_else(|| ApiError::not_found("input", &id))?;
         let bytes = std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))?;
         let text = match kiln_image::read_recipe(&bytes) {
@@ -49,8 +48,8 @@ pub(crate) async fn of_input(
         let text = text.ok_or_else(|| ApiError::new(ErrorCode::NoRecipe, "the image has no recipe"))?;
         let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
         translate(&intake, &recipe, &caller)
-    });
-    Ok(json(StatusCode::OK, &view.await?))
+    })
+    .await
 }
 
 fn translate(intake: &Intake, recipe: &Recipe, caller: &Caller) -> Result<RecipeView, ApiError> {

@@ -53,7 +53,7 @@ pub(crate) async fn ready(State(jobs): State<Jobs>) -> Response {
     let check = run_blocking(move || {
         let checked = jobs.check_storage();
         let problem = checked.inspect_err(|error| tracing::error!(%error, "nothing can be stored")).err();
-        Ok::<_, ApiError>(problem.map(|problem| match problem {
+        Ok(problem.map(|problem| match problem {
             StoreError::Queue(reason) => ("queue", format!("the queue can't be used: {reason}")),
             StoreError::Model(reason) => ("model", format!("no model can be loaded: {reason}")),
             // The route is public: the path stays in the log.
@@ -79,7 +79,7 @@ pub(crate) async fn metrics(State(jobs): State<Jobs>, caller: Caller) -> Result<
     let text = run_blocking(move || {
         let mut text = jobs.metrics.text(&jobs.stats());
         jobs.health.metrics(&mut text);
-        Ok::<_, ApiError>(text.0)
+        Ok(text.0)
     })
     .await?;
     Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text.into()))
@@ -191,7 +191,7 @@ pub(crate) async fn session(
         if let Err(error) = stored.and_then(|()| intake.keeping.insert_session(&session)) {
             tracing::warn!(%error, "failed to store a session");
         }
-        Ok::<_, ApiError>(secret)
+        Ok(secret)
     });
     Ok(with_cookie(response, &set_cookie(&secret.await?, SESSION_AGE, caller.secure)))
 }

@@ -6,34 +6,31 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 
+use super::Path;
 use super::error::ApiError;
 use super::sse::{EventSource, RETRY, event, stream_events};
-use super::trainings::{TrainingView, allowed, find};
-use super::{Caller, Path};
+use super::trainings::{Allowed, TrainingView};
 use crate::jobs::Jobs;
 use crate::jobs::trainings::{Training, TrainingSnapshot, Trainings};
 
 /// Streams server-sent events until the training ends: `state` with the whole loss curve, `progress` with the losses since
 /// the last event, and `end`.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}/events", tag = "trainings", params(("id" = String, Path)), responses(
-    (status = 200, description = "Events", content_type = "text/event-stream"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}/events", tag = "trainings", params(("id" = String, Path)), responses((status = 200, description = "Events", content_type = "text/event-stream"))))]
 pub(crate) async fn events(
     State(jobs): State<Jobs>,
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
+    allowed: Allowed,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let training = find(allowed(&trainings, &caller)?, &caller, &id)?;
+    let training = allowed.find(&id)?;
     let watch = training.watch();
-    let source = TrainingEvents { trainings, training, started: false, step: 0, samples: 0 };
+    let source =
+        TrainingEvents { trainings: allowed.trainings, training, started: false, step: 0, samples: 0 };
     Ok(stream_events(&jobs, watch, source))
 }
 
 /// The events of a training, for one client.
 struct TrainingEvents {
-    trainings: Option<Arc<Trainings>>,
+    trainings: Arc<Trainings>,
     training: Arc<Training>,
     /// Whether anything was sent.
     started: bool,
@@ -47,8 +44,7 @@ impl EventSource for TrainingEvents {
     type Snapshot = TrainingSnapshot;
 
     fn events(&mut self, snapshot: &TrainingSnapshot, closing: bool) -> (Vec<Bytes>, bool) {
-        let Some(trainings) = &self.trainings else { return (Vec::new(), true) };
-        let training = &self.training;
+        let (trainings, training) = (&self.trainings, &self.training);
         let view = TrainingView::new(trainings, training, snapshot);
         let is_last = !snapshot.state.is_active() || closing;
         if is_last {

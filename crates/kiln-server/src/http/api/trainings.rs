@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{FromRef, FromRequestParts, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use kiln_train::TrainRequest;
@@ -12,7 +13,7 @@ use super::body::Json;
 use super::error::ApiError;
 use super::fields::{Fields, parse_fields};
 use super::file::file_response;
-use super::{Caller, Path, cached_while_valid, json, run_blocking, with_location};
+use super::{Caller, Path, cached_while_valid, json, reply, run_blocking, with_location};
 use crate::jobs::error::ErrorCode;
 use crate::jobs::intake::Intake;
 use crate::jobs::trainer::TrainableModel;
@@ -166,7 +167,7 @@ fn samples(training: &Training, files: &[(u64, std::path::PathBuf)]) -> Vec<Trai
 pub(super) fn allowed<'t>(
     trainings: &'t Option<Arc<Trainings>>,
     caller: &Caller,
-) -> Result<&'t Trainings, ApiError> {
+) -> Result<&'t Arc<Trainings>, ApiError> {
     let off = || {
         let message = "training is off on this server; its operator allows it with `kiln serve --train`";
         ApiError::new(ErrorCode::TrainingOff, message)
@@ -179,10 +180,36 @@ pub(super) fn allowed<'t>(
     Ok(trainings)
 }
 
-/// A training that the caller may see.
-pub(super) fn find(trainings: &Trainings, caller: &Caller, id: &str) -> Result<Arc<Training>, ApiError> {
-    let training = trainings.find(id).filter(|training| caller.sees(&training.client));
-    training.ok_or_else(|| ApiError::not_found("training", id))
+/// What [`allowed`] found, and the caller.
+pub(super) struct Allowed {
+    pub(super) trainings: Arc<Trainings>,
+    caller: Caller,
+}
+
+impl<S: Sync> FromRequestParts<S> for Allowed
+where
+    Option<Arc<Trainings>>: FromRef<S>,
+{
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Allowed, ApiError> {
+        let caller = Caller::of(parts)?.clone();
+        let trainings = Option::from_ref(state);
+        let trainings = Arc::clone(allowed(&trainings, &caller)?);
+        Ok(Allowed { trainings, caller })
+    }
+}
+
+impl Allowed {
+    /// A training that the caller may see.
+    pub(super) fn find(&self, id: &str) -> Result<Arc<Training>, ApiError> {
+        let training = self.trainings.find(id).filter(|training| self.caller.sees(&training.client));
+        training.ok_or_else(|| ApiError::not_found("training", id))
+    }
+
+    fn view(&self, training: &Training) -> TrainingView {
+        TrainingView::new(&self.trainings, training, &training.snapshot())
+    }
 }
 
 /// What can be trained.
@@ -198,15 +225,8 @@ pub(crate) struct TrainingOptions {
     (status = 200, body = TrainingOptions),
     (status = 403, description = "Training is off, or the key may not train", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn options(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
-) -> Result<Response, ApiError> {
-    let view = run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        Ok::<_, ApiError>(TrainingOptions { models: trainings.trainer.models() })
-    });
-    Ok(json(StatusCode::OK, &view.await?))
+pub(crate) async fn options(allowed: Allowed) -> Result<Response, ApiError> {
+    reply(move || Ok(TrainingOptions { models: allowed.trainings.trainer.models() })).await
 }
 
 /// A list of trainings.
@@ -222,14 +242,10 @@ pub(crate) struct TrainingList {
     (status = 200, body = TrainingList),
     (status = 403, description = "Training is off, or the key may not train", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn list(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
-) -> Result<Response, ApiError> {
-    let trainings = allowed(&trainings, &caller)?;
-    let all = trainings.all();
-    let seen = all.iter().filter(|training| caller.sees(&training.client));
-    let data = seen.map(|training| TrainingView::new(trainings, training, &training.snapshot())).collect();
+pub(crate) async fn list(allowed: Allowed) -> Result<Response, ApiError> {
+    let all = allowed.trainings.all();
+    let seen = all.iter().filter(|training| allowed.caller.sees(&training.client));
+    let data = seen.map(|training| allowed.view(training)).collect();
     Ok(json(StatusCode::OK, &TrainingList { data }))
 }
 
@@ -253,18 +269,16 @@ pub(crate) struct NewTraining {
     (status = "4XX", description = "Not started: an image, caption or setting is unusable", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn start(
-    State(trainings): State<Option<Arc<Trainings>>>,
+    allowed: Allowed,
     State(intake): State<Intake>,
-    caller: Caller,
     Json(NewTraining { request, images }, permit): Json<NewTraining>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        let training = intake.accept_training(trainings, parse_fields(&request)?, images, &caller)?;
+        let Allowed { trainings, caller } = &allowed;
+        let training = intake.accept_training(trainings, parse_fields(&request)?, images, caller)?;
         drop(permit);
-        let view = TrainingView::new(trainings, &training, &training.snapshot());
         let location = format!("/v1/trainings/{}", training.id);
-        Ok::<_, ApiError>(with_location(json(StatusCode::CREATED, &view), &location))
+        Ok(with_location(json(StatusCode::CREATED, &allowed.view(&training)), &location))
     })
     .await
 }
@@ -275,50 +289,36 @@ pub(crate) async fn start(
     (status = "4XX", description = "It could not start", body = crate::http::api::error::ErrorBody),
 )))]
 pub(crate) async fn check(
-    State(trainings): State<Option<Arc<Trainings>>>,
+    allowed: Allowed,
     State(intake): State<Intake>,
-    caller: Caller,
     Json(NewTraining { request, images }, permit): Json<NewTraining>,
 ) -> Result<Response, ApiError> {
-    run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        let check = intake.check_training(trainings, parse_fields(&request)?, images, &caller)?;
+    reply(move || {
+        let Allowed { trainings, caller } = &allowed;
+        let check = intake.check_training(trainings, parse_fields(&request)?, images, caller)?;
         drop(permit);
-        Ok::<_, ApiError>(json(StatusCode::OK, &check))
+        Ok(check)
     })
     .await
 }
 
 /// Returns a training with its loss curve and samples.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
-    (status = 200, body = TrainingView), (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
-pub(crate) async fn details(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let view = run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        let training = find(trainings, &caller, &id)?;
-        let view = TrainingView::new(trainings, &training, &training.snapshot());
-        Ok::<_, ApiError>(view.with_files(trainings, &training))
-    });
-    Ok(json(StatusCode::OK, &view.await?))
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses((status = 200, body = TrainingView))))]
+pub(crate) async fn details(allowed: Allowed, Path(id): Path<String>) -> Result<Response, ApiError> {
+    reply(move || {
+        let training = allowed.find(&id)?;
+        Ok(allowed.view(&training).with_files(&allowed.trainings, &training))
+    })
+    .await
 }
 
 /// Cancels a training. One that has begun saves a checkpoint after its step; it can be resumed.
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings/{id}/cancel", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 202, description = "Will stop", body = TrainingView),
     (status = 409, description = "It has ended", body = crate::http::api::error::ErrorBody),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn cancel(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    change(trainings, caller, id, |trainings, training, _| {
+pub(crate) async fn cancel(allowed: Allowed, Path(id): Path<String>) -> Result<Response, ApiError> {
+    change(allowed, id, |trainings, training, _| {
         if trainings.cancel(training) { Ok(()) } else { Err(conflict("the training has ended")) }
     })
     .await
@@ -328,14 +328,9 @@ pub(crate) async fn cancel(
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/trainings/{id}/resume", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 202, description = "Queued", body = TrainingView),
     (status = 409, description = "It is done, or has not ended", body = crate::http::api::error::ErrorBody),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn resume(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    change(trainings, caller, id, |trainings, training, caller| {
+pub(crate) async fn resume(allowed: Allowed, Path(id): Path<String>) -> Result<Response, ApiError> {
+    change(allowed, id, |trainings, training, caller| {
         let message = "only a training that was cancelled, interrupted or failed can be resumed";
         if trainings.resume(training, caller)? { Ok(()) } else { Err(conflict(message)) }
     })
@@ -343,17 +338,14 @@ pub(crate) async fn resume(
 }
 
 async fn change(
-    trainings: Option<Arc<Trainings>>,
-    caller: Caller,
+    allowed: Allowed,
     id: String,
     change: impl FnOnce(&Trainings, &Training, &Caller) -> Result<(), ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        let training = find(trainings, &caller, &id)?;
-        change(trainings, &training, &caller)?;
-        let view = TrainingView::new(trainings, &training, &training.snapshot());
-        Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &view))
+        let training = allowed.find(&id)?;
+        change(&allowed.trainings, &training, &allowed.caller)?;
+        Ok(json(StatusCode::ACCEPTED, &allowed.view(&training)))
     })
     .await
 }
@@ -366,46 +358,35 @@ fn conflict(message: &str) -> ApiError {
 #[cfg_attr(feature = "schema", utoipa::path(delete, path = "/v1/trainings/{id}", tag = "trainings", params(("id" = String, Path)), responses(
     (status = 200, description = "Deleted", body = TrainingList),
     (status = 409, description = "It has not ended: cancel it first", body = crate::http::api::error::ErrorBody),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
 )))]
-pub(crate) async fn delete(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        let training = find(trainings, &caller, &id)?;
+pub(crate) async fn delete(allowed: Allowed, Path(id): Path<String>) -> Result<Response, ApiError> {
+    reply(move || {
+        let training = allowed.find(&id)?;
         let failed = |error: std::io::Error| {
             tracing::error!(%error, training = id, "failed to delete a training");
             ApiError::new(ErrorCode::Storage, "the training can't be deleted")
         };
-        if !trainings.delete(&training).map_err(failed)? {
+        if !allowed.trainings.delete(&training).map_err(failed)? {
             return Err(conflict("the training has not ended; cancel it first"));
         }
         tracing::info!(training = id, "training deleted");
-        Ok(json(StatusCode::OK, &TrainingList { data: Vec::new() }))
+        Ok(TrainingList { data: Vec::new() })
     })
     .await
 }
 
 /// Returns the sample images of a step, beside each other, as PNG.
 #[cfg_attr(feature = "schema", utoipa::path(get, path = "/v1/trainings/{id}/samples/{step}", tag = "trainings",
-    params(("id" = String, Path), ("step" = u64, Path)), responses(
-    (status = 200, description = "The file", content_type = "image/png"),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+    params(("id" = String, Path), ("step" = u64, Path)), responses((status = 200, description = "The file", content_type = "image/png"))))]
 pub(crate) async fn sample(
-    State(trainings): State<Option<Arc<Trainings>>>,
-    caller: Caller,
+    allowed: Allowed,
     headers: HeaderMap,
     Path((id, step)): Path<(String, u64)>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let trainings = allowed(&trainings, &caller)?;
-        let training = find(trainings, &caller, &id)?;
+        let training = allowed.find(&id)?;
         let missing = || ApiError::not_found("sample", &step.to_string());
-        let files = trainings.trainer.files(&training.run_path());
+        let files = allowed.trainings.trainer.files(&training.run_path());
         let (_, path) = files.samples.into_iter().find(|(at, _)| *at == step).ok_or_else(missing)?;
         file_response(&path, "image/png", None, &headers).map(cached_while_valid).map_err(|_| missing())
     })

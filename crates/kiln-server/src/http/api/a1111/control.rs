@@ -41,10 +41,7 @@ pub(crate) struct ProgressParams {
 }
 
 /// Returns the progress of the running job.
-#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(ProgressParams), responses(
-    (status = 200, body = ProgressResponse),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(ProgressParams), responses((status = 200, body = ProgressResponse))))]
 pub(crate) async fn progress(
     State(intake): State<Intake>,
     caller: Caller,

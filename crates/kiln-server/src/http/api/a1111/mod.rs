@@ -7,8 +7,9 @@ pub(crate) mod options;
 pub(crate) mod png_info;
 mod unsupported;
 
+use std::sync::Arc;
+
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -21,10 +22,12 @@ use super::body::{BodyPermit, Json};
 use super::error::ApiError;
 use super::fields::{Fields, parse_request};
 use super::images::enlarged;
-use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
-use crate::Server;
+use super::{Caller, reply, run_blocking, submit_attached, wait_until_ended};
+use crate::jobs::Jobs;
+use crate::jobs::intake::Intake;
 use crate::jobs::job::Api;
 use crate::jobs::live::{JobSnapshot, SavedImage};
+use choice::A1111Options;
 use unsupported::Unsupported;
 
 /// A1111's default for `denoising_strength`.
@@ -122,13 +125,13 @@ pub(crate) struct Txt2ImgResponse {
 }
 
 impl Txt2Img {
-    fn request(&self, server: &Server, caller: &Caller) -> Result<Request, ApiError> {
+    fn request(&self, jobs: &Jobs, choices: &A1111Options, caller: &Caller) -> Result<Request, ApiError> {
         self.unsupported.refuse()?;
         let (prompt, loras) = split_loras(&self.prompt);
         let settings = self.override_settings.clone().unwrap_or_default();
         let own = settings.iter().filter(|(name, _)| is_setting(name));
         let own = parse_request(&own.map(|(name, value)| (name.clone(), value.clone())).collect())?;
-        let choice = server.a1111.choice(server, caller, &settings);
+        let choice = choices.choice(jobs, caller, &settings);
         let count = self.batch_size.unwrap_or(1).max(1).saturating_mul(self.n_iter.unwrap_or(1).max(1));
         let negative = self.negative_prompt.clone().filter(|text| !text.is_empty());
         Ok(Request {
@@ -171,40 +174,36 @@ fn split_loras(prompt: &str) -> (String, Vec<LoraRef>) {
 }
 
 /// Generates images from a prompt.
-#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/txt2img", tag = "a1111", request_body = Txt2Img, responses(
-    (status = 200, body = Txt2ImgResponse),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/txt2img", tag = "a1111", request_body = Txt2Img, responses((status = 200, body = Txt2ImgResponse))))]
 pub(crate) async fn txt2img(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
+    State(choices): State<Arc<A1111Options>>,
     caller: Caller,
     Json(body, permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
-    let request = body.request(&server, &caller)?;
-    generate(server, caller, body, request, permit).await
+    let request = body.request(intake.jobs(), &choices, &caller)?;
+    generate(intake, caller, body, request, permit).await
 }
 
 /// Generates images from an initial image, optionally inside a mask.
-#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/img2img", tag = "a1111", request_body = Txt2Img, responses(
-    (status = 200, body = Txt2ImgResponse),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/img2img", tag = "a1111", request_body = Txt2Img, responses((status = 200, body = Txt2ImgResponse))))]
 pub(crate) async fn img2img(
-    State(server): State<Server>,
+    State(intake): State<Intake>,
+    State(choices): State<Arc<A1111Options>>,
     caller: Caller,
     Json(mut body, mut permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
-    let mut request = body.request(&server, &caller)?;
+    let mut request = body.request(intake.jobs(), &choices, &caller)?;
     if body.init_images.is_empty() {
         return Err(ApiError::invalid("init_images is empty: img2img requires an initial image"));
     }
     request.init = Some(body.init_images.swap_remove(0).into());
     if let Some(mask) = body.mask.take() {
-        let (state, storer) = (server.clone(), caller.clone());
+        let (state, storer) = (intake.clone(), caller.clone());
         let invert = is_set(body.inpainting_mask_invert.as_ref());
         let stored = run_blocking(move || {
             let stored = state.store_painted_mask(&mask, invert, &storer);
-            Ok::<_, ApiError>((stored?, permit))
+            Ok((stored?, permit))
         });
         let (mask, returned) = stored.await?;
         (request.mask, permit) = (Some(mask.into()), returned);
@@ -213,7 +212,7 @@ pub(crate) async fn img2img(
     if request.mask.is_some() && is_set(body.inpaint_full_res.as_ref()) {
         request.mask_padding = Some(body.inpaint_full_res_padding.unwrap_or(32));
     }
-    generate(server, caller, body, request, permit).await
+    generate(intake, caller, body, request, permit).await
 }
 
 /// Whether a flag is set: clients send booleans or numbers.
@@ -222,7 +221,7 @@ fn is_set(flag: Option<&Value>) -> bool {
 }
 
 async fn generate(
-    server: Server,
+    intake: Intake,
     caller: Caller,
     mut body: Txt2Img,
     request: Request,
@@ -235,27 +234,24 @@ async fn generate(
         let message = format!("the settings have {echoed} bytes, the limit is {MAX_SETTINGS}");
         return Err(ApiError::invalid(message));
     }
-    let attached = submit_attached(&server, request, &caller, Api::A1111, permit).await?;
+    let attached = submit_attached(&intake, request, &caller, Api::A1111, permit).await?;
     let end = wait_until_ended(&attached).await;
     // An interrupted job returns the images it has.
     let interrupted = end.error.as_ref().is_some_and(|e| e.is_cancelled());
     if let Some(error) = end.error.clone().filter(|_| !interrupted) {
         return Err(error.into());
     }
-    run_blocking(move || {
+    reply(move || {
         let mut images: Vec<GeneratedImage> =
             end.images.iter().map(|image| GeneratedImage::saved(image)).collect();
         if interrupted && let Some(preview) = &end.preview {
             let request = &attached.live.request;
-            let image = enlarged(&preview.image, request, server.catalogue.unit(request));
+            let image = enlarged(&preview.image, request, intake.catalogue.unit(request));
             images.extend(GeneratedImage::unfinished(request, &image, images.len()));
         }
         let info = info(&attached.live.request, &end, &images, interrupted);
         let images = images.into_iter().map(|image| image.base64).collect();
-        Ok::<_, ApiError>(json(
-            StatusCode::OK,
-            &Txt2ImgResponse { images, parameters: body, info: info.to_string() },
-        ))
+        Ok(Txt2ImgResponse { images, parameters: body, info: info.to_string() })
     })
     .await
 }

@@ -1,6 +1,5 @@
 //! What an image file says about how it was generated.
 
-use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_engine::Recipe;
 use serde::{Deserialize, Serialize};
@@ -8,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::http::api::body::Json;
 use crate::http::api::error::ApiError;
-use crate::http::api::{json, run_blocking};
+use crate::http::api::reply;
 use crate::jobs::error::JobError;
 use crate::jobs::input_images::decode;
 
@@ -35,12 +34,9 @@ pub(crate) struct PngInfoResponse {
 }
 
 /// Returns the description in an image file, of this server or of A1111.
-#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/png-info", tag = "a1111", request_body = PngInfo, responses(
-    (status = 200, body = PngInfoResponse),
-    (status = "4XX", body = crate::http::api::error::ErrorBody),
-)))]
+#[cfg_attr(feature = "schema", utoipa::path(post, path = "/sdapi/v1/png-info", tag = "a1111", request_body = PngInfo, responses((status = 200, body = PngInfoResponse))))]
 pub(crate) async fn png_info(Json(body, permit): Json<PngInfo>) -> Result<Response, ApiError> {
-    run_blocking(move || {
+    reply(move || {
         let bytes = decode(&body.image, "image")?;
         drop(permit);
         let text = kiln_image::read_parameters(&bytes).map_err(JobError::from)?;
@@ -50,10 +46,7 @@ pub(crate) async fn png_info(Json(body, permit): Json<PngInfo>) -> Result<Respon
         items.extend(info.clone().map(|info| ("parameters".to_owned(), info.into())));
         items.extend(recipe.map(|recipe| ("kiln".to_owned(), recipe.into())));
         let parameters = info.as_deref().map(parse).unwrap_or_default();
-        Ok::<_, ApiError>(json(
-            StatusCode::OK,
-            &PngInfoResponse { info: info.unwrap_or_default(), items, parameters },
-        ))
+        Ok(PngInfoResponse { info: info.unwrap_or_default(), items, parameters })
     })
     .await
 }
