@@ -32,6 +32,6 @@ pub use hex::hex;
 pub use identity::{FileIdentity, program_identity};
 pub use printable::{printable, printable_line, without_folders};
 pub use regular::{open_input, open_regular, read_regular, read_regular_text};
-pub use sizes::parse_bytes;
+pub use sizes::{is_or_are, parse_bytes, plural};
 pub use sync::{lock, wait};
 pub use temporary::{TemporaryFolder, remove_stale};

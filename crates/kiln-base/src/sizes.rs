@@ -1,4 +1,14 @@
-//! Sizes as people write them.
+//! Sizes and counts as people write them.
+
+/// Formats a count with its noun: `1 step`, `2 steps`.
+pub fn plural(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The verb of a count.
+pub fn is_or_are(n: usize) -> &'static str {
+    if n == 1 { "is" } else { "are" }
+}
 
 /// Parses a number of bytes: `500M`, `5G`, `2GiB`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kiln_base::plural;
 use kiln_ops::signatures::*;
 use kiln_ops::{Backend, Error, TrainingBackend, backend_methods, training_methods};
 
@@ -83,7 +84,7 @@ impl Backend for CpuBackend {
 
     fn name(&self) -> String {
         let threads = self.threads();
-        format!("cpu ({}, {threads} thread{})", self.isa(), if threads == 1 { "" } else { "s" })
+        format!("cpu ({}, {})", self.isa(), plural(threads, "thread"))
     }
 
     fn numerics(&self) -> String {

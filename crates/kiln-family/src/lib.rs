@@ -30,16 +30,26 @@ pub use text_encoder::{BuiltInTokenizer, ChatArguments, Side, Template, TextEnco
 pub use variant::Variant;
 pub use variant_info::{Guidance, VariantInfo};
 
-/// All families. The first is the one that a model of no known family is taken for.
+/// All families, that of [`default_family`] first.
 pub static FAMILIES: &[&Family] = &[
     &flux2::FLUX2,
     #[cfg(feature = "pebble")]
     &pebble::PEBBLE,
 ];
 
+/// Returns the family that a model of no known family is taken for.
+pub fn default_family() -> &'static Family {
+    FAMILIES[0]
+}
+
 /// Returns the families that have published models: those that users are told of.
 pub fn published() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().copied().filter(|family| !family.models.is_empty())
+}
+
+/// Returns the names of [`published`] families for a message: `FLUX.2`.
+pub fn published_names() -> String {
+    published().map(|family| family.name).collect::<Vec<_>>().join(" or ")
 }
 
 /// Returns the variants of all families.

@@ -4,7 +4,7 @@
 //! ([`empirical_mu`]), and ends with a 0. Arithmetic is f32 where diffusers (numpy) uses f32, so that the sigmas are
 //! bit-exact with its own.
 
-use kiln_family::{FAMILIES, Shift};
+use kiln_family::{Shift, default_family};
 use serde::Deserialize;
 
 /// How the sigmas are spaced.
@@ -69,7 +69,7 @@ impl Default for SchedulerConfig {
             use_beta_sigmas: None,
             invert_sigmas: false,
             stochastic_sampling: None,
-            dynamic_shift: FAMILIES[0].shift,
+            dynamic_shift: default_family().shift,
         }
     }
 }

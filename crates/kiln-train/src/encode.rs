@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln_base::{hex, program_identity};
+use kiln_base::{hex, is_or_are, plural, program_identity};
 use kiln_engine::{ContentHashes, Field, Model, hint, read_image_bytes};
 use kiln_image::RgbImage;
 use kiln_nn::text_encoder::TextEncoder;
@@ -88,8 +88,8 @@ impl<'m> Encoders<'m> {
         }
         let first = |text: &str| text.chars().take(60).collect::<String>();
         Ok(cut.first().map(|text| {
-            let (count, max) = (cut.len(), self.max_tokens);
-            format!("{count} captions are longer than {max} tokens and are cut, such as \"{}…\"", first(text))
+            let (count, are, max) = (plural(cut.len(), "caption"), is_or_are(cut.len()), self.max_tokens);
+            format!("{count} {are} longer than {max} tokens and {are} cut, such as \"{}…\"", first(text))
         }))
     }
 

@@ -1,7 +1,7 @@
 //! The settings of a training.
 
 use kiln_engine::{Device, Isa, Model, Precision, Settings};
-use kiln_family::{FAMILIES, Family};
+use kiln_family::{Family, default_family};
 use kiln_tensor::DType;
 use kiln_weights::LinearPrecision;
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ pub struct TrainSettings {
 impl Default for TrainSettings {
     fn default() -> Self {
         TrainSettings {
-            family: FAMILIES[0],
+            family: default_family(),
             adapter: AdapterSettings::default(),
             optimizer: Optimizer::default(),
             learning_rate: LearningRate::default(),

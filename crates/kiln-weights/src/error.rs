@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kiln_family::published_names;
 use kiln_tensor::packed::Format;
 use kiln_tensor::{LinearError, Shape};
 
@@ -104,16 +105,16 @@ pub enum Error {
     #[error("`{}` can't hold {format}: that requires a safetensors file", file.display())]
     RequiresSafetensors { file: PathBuf, format: Format },
     /// Weights of another component or model.
-    #[error("`{}` holds no FLUX.2 {component}: {found}", file.display())]
+    #[error("`{}` holds no {} {component}: {found}", file.display(), published_names())]
     WrongComponent { file: PathBuf, component: Component, found: String },
     /// Tensors of a component that no part of the model reads.
     #[error(
-        "`{}` has {} tensors that FLUX.2's {component} does not have: {}; without them the image would be wrong",
+        "`{}` has {} tensors that {family}'s {component} does not have: {}; without them the image would be wrong",
         file.display(),
         names.len(),
         quoted(names)
     )]
-    UnusedTensors { file: PathBuf, component: Component, names: Vec<String> },
+    UnusedTensors { file: PathBuf, family: &'static str, component: Component, names: Vec<String> },
     /// Two tensors of a file that stand for the same tensor of the model.
     #[error("`{}` has tensor `{tensor}` of the model twice, under different names", file.display())]
     TwoNames { file: PathBuf, tensor: String },

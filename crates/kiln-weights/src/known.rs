@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kiln_base::{is_or_are, plural};
 use kiln_tensor::{DType, Shape};
 
 use crate::similar::quoted;
@@ -79,13 +80,14 @@ impl WeightSource {
         }
         let (left_out, unused) = self.unknown_tensors(component, known);
         if !unused.is_empty() {
-            return Err(Error::UnusedTensors { file: self.path().to_owned(), component, names: unused });
+            return Err(self.unused(component, unused));
         }
         let remark = |what: &str, names: &[String]| {
-            (!names.is_empty()).then(|| format!("{} tensors {what}: {}", names.len(), quoted(names)))
+            let (count, are) = (plural(names.len(), "tensor"), is_or_are(names.len()));
+            (!names.is_empty()).then(|| format!("{count} {are} {what}: {}", quoted(names)))
         };
         let missing = self.partly_missing(known);
-        let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &missing)];
+        let remarks = [remark("not used", &left_out), remark("missing, but not needed", &missing)];
         let remarks: Vec<String> = remarks.into_iter().flatten().collect();
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
     }
@@ -96,7 +98,11 @@ impl WeightSource {
         if names.is_empty() {
             return Ok(());
         }
-        Err(Error::UnusedTensors { file: self.path().to_owned(), component, names: names.clone() })
+        Err(self.unused(component, names.clone()))
+    }
+
+    fn unused(&self, component: Component, names: Vec<String>) -> Error {
+        Error::UnusedTensors { file: self.path().to_owned(), family: self.family().name, component, names }
     }
 
     /// Rejects a tensor whose values are not floats in any encoding.

@@ -2,13 +2,8 @@
 
 use std::time::Duration;
 
-pub use kiln_base::parse_bytes;
+pub use kiln_base::{parse_bytes, plural};
 pub use kiln_catalog::values::bytes;
-
-/// Formats a count with its noun: `1 step`, `2 steps`.
-pub fn plural(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
-}
 
 /// Formats a duration with at most two units: `40s`, `3m 5s`, `2h 10m`.
 pub fn duration(time: Duration) -> String {

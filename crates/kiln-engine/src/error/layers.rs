@@ -1,5 +1,6 @@
 //! What the errors of the layers below mean, and what to do about them.
 
+use kiln_family::published_names;
 use kiln_weights::MalformedFile;
 
 use super::{ErrorKind, Explain, Field, Hint, lora};
@@ -120,8 +121,10 @@ impl Explain for kiln_weights::Error {
             Error::Io { .. } => "check that the file is readable",
             Error::NotAFile { .. } => "give a safetensors or GGUF file",
             Error::WrongComponent { component, .. } => {
-                let what =
-                    format!("give a file with FLUX.2's {component}; `kiln info` shows what a file contains");
+                let family = published_names();
+                let what = format!(
+                    "give a file with {family}'s {component}; `kiln info` shows what a file contains"
+                );
                 return Some(what.into());
             }
             Error::UnsupportedQuantization { .. } | Error::ForeignQuantization { .. } => OTHER_FORMAT,

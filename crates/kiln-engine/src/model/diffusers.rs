@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_family::{FAMILIES, Family, Variant};
+use kiln_family::{Family, Variant, published_names};
 use kiln_nn::config::{parse, read_bytes};
 use kiln_nn::schedule::{SCHEDULER, SchedulerConfig};
 use kiln_nn::tokenizer::{TokenizerConfig, TokenizerData, TokenizerFiles};
@@ -108,7 +108,7 @@ impl ModelFiles<'_> {
             return Err(Error::config(self.root.join("model_index.json"), what));
         }
         let unknown = || {
-            let (found, known) = (&index.class_name, FAMILIES[0].name);
+            let (found, known) = (&index.class_name, published_names());
             let what = format!("the pipeline is `{found}`, expected one of the {known} family");
             Error::config(self.root.join("model_index.json"), what)
         };

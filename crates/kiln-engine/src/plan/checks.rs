@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+use kiln_base::plural;
+
 use super::upscale;
 use crate::error::{Error, Field, Result};
 use crate::noise::MAX_IMAGES;
@@ -126,7 +128,7 @@ fn check_counts(request: &Request) -> Result<()> {
         return Err(Error::value(text![
             format!("found {negatives} values of "),
             Field::NegativePrompt,
-            format!(" for {prompts} prompts")
+            format!(" for {}", plural(prompts, "prompt"))
         ])
         .with_hint("give one for all, or one for each prompt"));
     }
@@ -157,7 +159,7 @@ pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usi
     }
     let per_prompt = requested.unwrap_or((seeds / prompts.max(1)).max(1));
     if per_prompt.checked_mul(prompts) != Some(seeds) {
-        let images = format!(" for {} images", per_prompt.saturating_mul(prompts));
+        let images = format!(" for {}", plural(per_prompt.saturating_mul(prompts), "image"));
         return Err(Error::value(text![format!("found {seeds} values of "), Field::Seed, images])
             .with_hint("give one for all, or one for each image"));
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use kiln_base::hex;
+use kiln_base::{hex, is_or_are, plural};
 use kiln_engine::{Field, Model, hint};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -116,7 +116,8 @@ impl Dataset {
         let mut notes = Vec::new();
         if !ignored.is_empty() {
             let names = name_some(ignored.iter().map(PathBuf::as_path));
-            notes.push(format!("{} other files are not used: {names}", ignored.len()));
+            let (count, are) = (plural(ignored.len(), "other file"), is_or_are(ignored.len()));
+            notes.push(format!("{count} {are} not used: {names}"));
         }
         let smallest = options.resolutions.iter().copied().min().unwrap_or(1);
         let (images, problems) = inspect(&items, smallest / 2, &|hash| cache.known_size(hash));

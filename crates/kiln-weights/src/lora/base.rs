@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kiln_family::{FAMILIES, Family};
+use kiln_family::{FAMILIES, Family, published_names};
 
 use super::targets::{block, layer_targets};
 
@@ -21,7 +21,7 @@ impl fmt::Display for LoraBase {
         let published = |family: &Family| family.widths.iter().find(|(width, _)| width == dim);
         match FAMILIES.iter().find_map(|family| Some((family.name, published(family)?.1))) {
             Some((family, name)) => write!(f, "{family} {name}"),
-            None => write!(f, "a {} model {dim} wide", FAMILIES[0].name),
+            None => write!(f, "a {} model {dim} wide", published_names()),
         }
     }
 }

@@ -35,7 +35,7 @@ impl Lora {
         }
     }
 
-    /// What every FLUX.2 model refuses in it, unless only what fits is used.
+    /// What every model refuses in it, unless only what fits is used.
     pub fn problem(&self) -> Option<Error> {
         let unknown = || {
             let keys = self.modules.iter().filter(|m| !m.is_known).map(|m| m.stem.clone());

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use kiln_family::published_names;
 use kiln_tensor::{DType, Shape};
 
 use super::LoraBase;
@@ -68,8 +69,8 @@ pub enum LoraProblem {
     /// A key of a module that is used, of unknown meaning.
     #[error("`{key}` belongs to the module `{module}`, and what it means is not known")]
     UnknownInModule { key: String, module: String },
-    /// Modules that FLUX.2 does not have.
-    #[error("FLUX.2 does not have {} of its {total} modules: {}", keys.len(), quoted(keys))]
+    /// Modules that no known model has.
+    #[error("{} does not have {} of its {total} modules: {}", published_names(), keys.len(), quoted(keys))]
     UnknownModules { keys: Vec<String>, total: usize },
     /// Keys that are not LoRA keys.
     #[error("{} of its keys are not LoRA keys: {}", keys.len(), quoted(keys))]
@@ -126,7 +127,7 @@ pub enum LoraProblem {
     #[error("{settings} says that use_dora is false, but there are magnitudes in the LoRA")]
     MagnitudeWithoutDora { settings: SettingsPlace },
     /// A LoRA made for FLUX.1.
-    #[error("it was made for {}, and only FLUX.2 is supported", LoraBase::Flux1)]
+    #[error("it was made for {}, and only {} is supported", LoraBase::Flux1, published_names())]
     Flux1,
     /// A LoRA made for another model.
     #[error("it was made for {made_for}, and this model is {model}")]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kiln_family::{FAMILIES, Family, Variant};
+use kiln_family::{Family, Variant, default_family};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::encoding::{self, QuantizationConfig, Tensors};
@@ -265,13 +265,13 @@ impl WeightSource {
         Ok(Some(WeightSource { metadata, unclaimed, interleaved_rotary, family, ..component }))
     }
 
-    /// The family of a component: what its tensor names tell, else its metadata; else the first family.
+    /// The family of a component: what its tensor names tell, else its metadata; else the default.
     pub fn family(&self) -> &'static Family {
         let stated = || {
             let name = [Variant::KEY, Variant::GUESS_KEY].iter().find_map(|key| self.metadata.get(*key))?;
             Some(name.parse::<Variant>().ok()?.family)
         };
-        self.family.or_else(stated).unwrap_or(FAMILIES[0])
+        self.family.or_else(stated).unwrap_or_else(default_family)
     }
 
     /// Opens a file or folder that must have this component.

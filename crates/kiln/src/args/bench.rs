@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, ValueEnum};
 
 use kiln_engine::{CudaGraphs, LoraRef};
-use kiln_family::FAMILIES;
+use kiln_family::default_family;
 
 use super::MachineArgs;
 use super::serve::BenchServerArgs;
@@ -125,7 +125,7 @@ pub enum PhaseArg {
 
 /// Parses `512x384`.
 fn parse_size(text: &str) -> Result<(usize, usize), String> {
-    let unit = FAMILIES[0].latent.pixels_per_token();
+    let unit = default_family().latent.pixels_per_token();
     let invalid = || format!("expected WIDTHxHEIGHT in pixels, multiples of {unit}, such as 1024x768");
     let (width, height) = text.split_once(['x', '×']).ok_or_else(invalid)?;
     let side =
