@@ -1,11 +1,9 @@
 //! What `kiln convert` and `kiln quantize` share: progress and cancellation.
 
-use std::io::{self, IsTerminal};
-
-use indicatif::{ProgressBar, ProgressStyle};
 use kiln_catalog::export::ExportWatcher;
 
 use crate::cancel::CancelFlag;
+use crate::progress::TaskDisplay;
 
 /// Returns the number of threads to use: the given one, or all the machine has.
 pub fn threads(number: Option<u32>) -> usize {
@@ -15,61 +13,36 @@ pub fn threads(number: Option<u32>) -> usize {
 
 /// Shows the progress of an export and cancels it on Ctrl-C.
 pub struct ExportProgress {
-    display: Display,
+    display: TaskDisplay,
     cancel: CancelFlag,
-}
-
-/// A bar on a terminal, else a line per tenth of the tensors.
-enum Display {
-    Silent,
-    Bar(ProgressBar),
-    Lines,
 }
 
 impl ExportProgress {
     pub fn new(quiet: bool) -> ExportProgress {
-        let display = if quiet {
-            Display::Silent
-        } else if io::stderr().is_terminal() {
-            let style =
-                ProgressStyle::with_template("{bar:20.cyan/dim} {elapsed:>4}, {eta} left  {wide_msg}");
-            let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-            Display::Bar(ProgressBar::new(1).with_style(style).with_message("writing"))
-        } else {
-            Display::Lines
-        };
+        let display = TaskDisplay::new("{bar:20.cyan/dim} {elapsed:>4}, {eta} left  writing", quiet);
         ExportProgress { display, cancel: CancelFlag::install_polled() }
     }
 
     /// Removes the bar.
     pub fn finish(&self) {
-        if let Display::Bar(bar) = &self.display {
-            bar.finish_and_clear();
-        }
+        self.display.finish();
     }
 }
 
 impl ExportWatcher for ExportProgress {
-    /// Shows that `done` of `total` tensors are written. After Ctrl-C it cancels the export.
+    /// Shows that `done` of `total` tensors are written: on the bar, or as a line per tenth. After Ctrl-C it cancels the
+    /// export.
     fn update(&self, done: usize, total: usize) -> kiln_weights::Result<()> {
-        match &self.display {
-            Display::Bar(bar) => {
-                bar.set_length(total as u64);
-                bar.set_position(done as u64);
-            }
-            Display::Lines if done * 10 / total > (done - 1) * 10 / total => {
-                self.message(&format!("{done} of {total} tensors"));
-            }
-            Display::Silent | Display::Lines => {}
+        let bar = self.display.advance(done as u64, total as u64);
+        if bar.is_none() && done * 10 / total > (done - 1) * 10 / total {
+            self.message(&format!("{done} of {total} tensors"));
         }
         if self.cancel.is_set() { Err(kiln_weights::Error::Cancelled) } else { Ok(()) }
     }
 
     /// Prints a line, unless quiet.
     fn message(&self, text: &str) {
-        if !matches!(self.display, Display::Silent) {
-            crate::terminal::tell(text);
-        }
+        self.display.tell(text);
     }
 
     fn is_cancelled(&self) -> bool {

@@ -61,53 +61,30 @@ impl std::ops::Deref for Server {
     }
 }
 
-impl FromRef<Server> for Jobs {
-    fn from_ref(server: &Server) -> Jobs {
-        server.jobs().clone()
-    }
+/// Parts of the server that handlers take.
+macro_rules! parts {
+    ($($(#[$doc:meta])* $part:ty: |$server:ident| $value:expr;)*) => {$(
+        $(#[$doc])*
+        impl FromRef<Server> for $part {
+            fn from_ref($server: &Server) -> $part {
+                $value
+            }
+        }
+    )*};
 }
 
-impl FromRef<Server> for Intake {
-    fn from_ref(server: &Server) -> Intake {
-        server.intake.clone()
-    }
-}
-
-impl FromRef<Server> for Arc<Auth> {
-    fn from_ref(server: &Server) -> Arc<Auth> {
-        Arc::clone(&server.auth)
-    }
-}
-
-impl FromRef<Server> for Arc<Webhooks> {
-    fn from_ref(server: &Server) -> Arc<Webhooks> {
-        Arc::clone(&server.webhooks)
-    }
-}
-
-impl FromRef<Server> for Arc<A1111Options> {
-    fn from_ref(server: &Server) -> Arc<A1111Options> {
-        Arc::clone(&server.a1111)
-    }
-}
-
-impl FromRef<Server> for BodyReader {
-    fn from_ref(server: &Server) -> BodyReader {
+parts! {
+    Jobs: |server| server.jobs().clone();
+    Intake: |server| server.intake.clone();
+    Arc<Auth>: |server| Arc::clone(&server.auth);
+    Arc<Webhooks>: |server| Arc::clone(&server.webhooks);
+    Arc<A1111Options>: |server| Arc::clone(&server.a1111);
+    Arc<Downloads>: |server| Arc::clone(&server.downloads);
+    BodyReader: |server| {
         BodyReader { config: Arc::clone(&server.config), budget: Arc::clone(&server.body_budget) }
-    }
-}
-
-impl FromRef<Server> for Arc<Downloads> {
-    fn from_ref(server: &Server) -> Arc<Downloads> {
-        Arc::clone(&server.downloads)
-    }
-}
-
-/// The trainings, if they are allowed.
-impl FromRef<Server> for Option<Arc<Trainings>> {
-    fn from_ref(server: &Server) -> Option<Arc<Trainings>> {
-        server.trainings.get().cloned()
-    }
+    };
+    /// The trainings, if they are allowed.
+    Option<Arc<Trainings>>: |server| server.trainings.get().cloned();
 }
 
 impl Server {

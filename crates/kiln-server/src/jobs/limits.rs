@@ -143,7 +143,7 @@ impl Limits {
         }
         let (originals, prompts) = (request.original_prompts.len(), request.prompts.len());
         if originals != 0 && originals != prompts {
-            let counts = format!(" for {prompts} prompts");
+            let counts = format!(" for {}", kiln_base::plural(prompts, "prompt"));
             return Err(JobError::value(text![
                 format!("found {originals} values of "),
                 Field::OriginalPrompt,

@@ -1,19 +1,18 @@
 //! `kiln pull`: downloads a model into the Hugging Face cache.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use kiln_base::printable_line;
 use kiln_catalog::cache;
 use kiln_engine::ComponentPaths;
 use kiln_hub::{HubSettings, ModelName, ModelPlan, PullProgress, PullSummary};
 
 use crate::args::PullArgs;
-use crate::cancel::{self, CancelFlag};
+use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
 use crate::hub::consent;
+use crate::progress::TaskDisplay;
 use crate::terminal;
 use crate::values::{bytes, duration, plural};
 use kiln_catalog::properties::Properties;
@@ -79,14 +78,12 @@ pub fn download(
     cancel: &CancelFlag,
 ) -> Result<PullSummary, CliError> {
     let mut display = DownloadDisplay::new(quiet);
-    if let Some(bar) = display.bar.clone() {
-        cancel::before_exit(move || bar.finish_and_clear());
-    }
+    display.task.finish_at_exit();
     let pulled = plan.run(settings, &mut |progress| {
         display.update(progress);
         !cancel.is_set()
     });
-    display.clear();
+    display.task.finish();
     let pulled = pulled.map_err(kiln_catalog::Error::from);
     pulled.with_context(|| format!("downloading `{}` from {}", plan.model.name.short(), settings.endpoint))
 }
@@ -120,8 +117,7 @@ fn usage(snapshot: &Path, name: &ModelName) -> String {
 
 /// Download progress: a bar on a terminal, else a line per file and per half minute.
 struct DownloadDisplay {
-    quiet: bool,
-    bar: Option<ProgressBar>,
+    task: TaskDisplay,
     file: Option<usize>,
     /// The time and the bytes present at the start.
     start: Option<(Instant, u64)>,
@@ -133,13 +129,9 @@ const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 impl DownloadDisplay {
     fn new(quiet: bool) -> DownloadDisplay {
-        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::new(1);
-            let style = "{bar:20.cyan/dim} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left  {wide_msg}";
-            bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar
-        });
-        DownloadDisplay { quiet, bar, file: None, start: None, line_at: Instant::now() }
+        let template = "{bar:20.cyan/dim} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left  {wide_msg}";
+        let task = TaskDisplay::new(template, quiet);
+        DownloadDisplay { task, file: None, start: None, line_at: Instant::now() }
     }
 
     fn update(&mut self, progress: PullProgress<'_>) {
@@ -147,31 +139,18 @@ impl DownloadDisplay {
         let new = self.file.replace(index) != Some(index);
         let (start, before) = *self.start.get_or_insert_with(|| (Instant::now(), done));
         let label = || format!("{}/{files} {}", index + 1, printable_line(file));
-        match &self.bar {
-            Some(bar) => {
-                if new {
-                    bar.set_length(total);
-                    bar.set_message(label());
-                    if index == 0 {
-                        // Bytes of an earlier run don't count for the speed.
-                        bar.set_position(done);
-                        bar.reset_eta();
-                    }
+        if let Some(bar) = self.task.advance(done, total) {
+            if new {
+                bar.set_message(label());
+                if index == 0 {
+                    // Bytes of an earlier run don't count for the speed.
+                    bar.reset_eta();
                 }
-                bar.set_position(done);
             }
-            None if !self.quiet && (new || self.line_at.elapsed() > LINE_INTERVAL) => {
-                self.line_at = Instant::now();
-                let left = time_left(done - before, total - done, start.elapsed());
-                terminal::tell(&format!("{} ({} of {}{left})", label(), bytes(done), bytes(total)));
-            }
-            None => {}
-        }
-    }
-
-    fn clear(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
+        } else if new || self.line_at.elapsed() > LINE_INTERVAL {
+            self.line_at = Instant::now();
+            let left = time_left(done - before, total - done, start.elapsed());
+            self.task.tell(&format!("{} ({} of {}{left})", label(), bytes(done), bytes(total)));
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Progress of `kiln generate`: bars on a terminal, plain lines elsewhere, JSON events with `--json`.
+//! Progress of `kiln generate`: bars on a terminal, plain lines elsewhere, JSON events with `--json`. Other commands have
+//! a [`TaskDisplay`].
 
 mod bars;
 mod event;
 mod lines;
+mod task;
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -15,6 +17,7 @@ use crate::terminal;
 use bars::ProgressBars;
 pub use event::{Phase, ProgressEvent};
 use lines::ProgressLines;
+pub use task::TaskDisplay;
 
 /// Components to load, the length of the loading bar: tokenizer, text encoder, transformer, VAE.
 const COMPONENTS: usize = 4;

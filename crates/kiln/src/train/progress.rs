@@ -1,14 +1,13 @@
 //! What a training shows: a bar on a terminal, else a line now and then.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use kiln_train::{EncodingStage, JobWatcher, Result, Status, Watcher};
 
 use crate::bench::memory::anonymous_memory;
 use crate::cancel::CancelFlag;
+use crate::progress::TaskDisplay;
 use crate::values::bytes;
 
 /// Time between lines where there is no terminal.
@@ -18,8 +17,7 @@ const MEASURED: u64 = 3;
 
 /// The display of a training.
 pub struct Display {
-    bar: Option<ProgressBar>,
-    quiet: bool,
+    task: TaskDisplay,
     cancel: CancelFlag,
     last_line: Option<Instant>,
     /// Steps that were taken before this run.
@@ -29,34 +27,23 @@ pub struct Display {
 
 impl Display {
     pub fn new(quiet: bool, cancel: CancelFlag) -> Display {
-        let bar = (!quiet && io::stderr().is_terminal()).then(|| {
-            let style = ProgressStyle::with_template("{bar:20.cyan/dim} {pos}/{len}  {wide_msg}");
-            ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        });
-        Display { bar, quiet, cancel, last_line: None, first: 0, told_cost: false }
+        let task = TaskDisplay::new("{bar:20.cyan/dim} {pos}/{len}  {wide_msg}", quiet);
+        Display { task, cancel, last_line: None, first: 0, told_cost: false }
     }
 
     /// Prints a line, unless quiet.
     pub fn tell(&self, text: &str) {
-        match &self.bar {
-            _ if self.quiet => {}
-            Some(bar) => bar.suspend(|| crate::terminal::tell(text)),
-            None => crate::terminal::tell(text),
-        }
+        self.task.tell(text);
     }
 
     /// Removes the bar.
     pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.task.finish();
     }
 
     /// Shows progress on the bar, or as a line if the last one is long ago or `is_due`.
     fn show(&mut self, [done, total]: [u64; 2], message: String, is_due: bool) {
-        if let Some(bar) = &self.bar {
-            bar.set_length(total);
-            bar.set_position(done);
+        if let Some(bar) = self.task.advance(done, total) {
             bar.set_message(message);
         } else if is_due || self.last_line.is_none_or(|last| last.elapsed() >= LINES_EVERY) {
             self.last_line = Some(Instant::now());
