@@ -10,7 +10,7 @@ use kiln_train::{SigmaLevels, TrainRequest};
 use serde::Deserialize;
 
 use super::record::Record;
-use super::state::{TrainingSnapshot, TrainingState};
+use super::state::{TrainingJob, TrainingSnapshot};
 use super::task::{TrainingCheck, TrainingTask};
 use super::training::Training;
 use super::{Trainings, check_unfinished};
@@ -89,7 +89,7 @@ impl Intake {
             return Err(JobError::new(ErrorCode::ShuttingDown, "the server is stopping"));
         }
         let id = hex(random_bytes::<12>());
-        let record = Record {
+        let job = TrainingJob {
             id: id.clone(),
             client: caller.client.clone(),
             created: now(),
@@ -97,16 +97,11 @@ impl Intake {
             images,
             image_bytes,
             check,
-            state: TrainingState::Queued,
-            step: 0,
-            notes: Vec::new(),
-            error: None,
-            lora: None,
-            finished: None,
         };
+        let record = Record { job, snapshot: TrainingSnapshot::default() };
         record.write(folder.path()).map_err(|error| storage(&error))?;
         let path = trainings.folder.join(&id);
-        let training = Arc::new(Training::new(record, &path, TrainingSnapshot::default()));
+        let training = Arc::new(Training::new(record, &path));
         {
             let mut all = lock(&trainings.all);
             // Others may have come in since the room was measured.

@@ -5,33 +5,19 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use kiln_base::AtomicFile;
-use kiln_train::TrainRequest;
 use serde::{Deserialize, Serialize};
 
-use super::state::TrainingState;
-use super::task::TrainingCheck;
+use super::state::{TrainingJob, TrainingSnapshot};
 
 const FILE: &str = "training.json";
 
 /// What is stored about a training.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Record {
-    pub(super) id: String,
-    pub(super) client: String,
-    pub(super) created: i64,
-    #[serde(alias = "order")]
-    pub(super) request: TrainRequest,
-    #[serde(alias = "pictures")]
-    pub(super) images: usize,
-    #[serde(alias = "picture_bytes")]
-    pub(super) image_bytes: u64,
-    pub(super) check: TrainingCheck,
-    pub(super) state: TrainingState,
-    pub(super) step: u64,
-    pub(super) notes: Vec<String>,
-    pub(super) error: Option<(String, String)>,
-    pub(super) lora: Option<String>,
-    pub(super) finished: Option<i64>,
+    #[serde(flatten)]
+    pub(super) job: TrainingJob,
+    #[serde(flatten)]
+    pub(super) snapshot: TrainingSnapshot,
 }
 
 impl Record {
@@ -84,6 +70,6 @@ pub(super) fn load(folder: &Path) -> io::Result<Vec<(Record, PathBuf)>> {
             Err(error) => tracing::error!(%error, "the training in `{}` can't be read", path.display()),
         }
     }
-    found.sort_by(|(a, _), (b, _)| (a.created, &a.id).cmp(&(b.created, &b.id)));
+    found.sort_by(|(a, _), (b, _)| (a.job.created, &a.job.id).cmp(&(b.job.created, &b.job.id)));
     Ok(found)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::check_queue::CheckQueue;
 use super::progress::TrainingProgress;
 use super::record::{self, Record};
-use super::state::{TrainingSnapshot, TrainingState};
+use super::state::TrainingState;
 use super::training::Training;
 use super::{TrainedLoras, Trainings};
 use crate::jobs::Jobs;
@@ -85,25 +85,15 @@ impl Trainings {
 }
 
 /// A training of an earlier process. One that was running when that ended is interrupted.
-fn restore(record: Record, folder: &Path, trainer: &dyn Trainer) -> Training {
-    let was_running = matches!(record.state, TrainingState::Preparing | TrainingState::Running);
-    let (mut state, mut step) = (record.state, record.step);
-    if was_running {
-        state = TrainingState::Interrupted;
+fn restore(mut record: Record, folder: &Path, trainer: &dyn Trainer) -> Training {
+    let snapshot = &mut record.snapshot;
+    if matches!(snapshot.state, TrainingState::Preparing | TrainingState::Running) {
+        snapshot.state = TrainingState::Interrupted;
         // The record is written when a training starts and ends; its losses after every step.
         let losses = trainer.files(&Training::run_folder(folder)).losses;
-        step = losses.last().map_or(step, |point| point.0);
+        snapshot.step = losses.last().map_or(snapshot.step, |point| point.0);
     }
-    let snapshot = TrainingSnapshot {
-        state,
-        step,
-        notes: record.notes.clone(),
-        error: record.error.clone(),
-        lora: record.lora.clone(),
-        finished: record.finished,
-        ..TrainingSnapshot::default()
-    };
-    Training::new(record, folder, snapshot)
+    Training::new(record, folder)
 }
 
 /// Ends a training that was cancelled, or that the server stops in: it continues at the next start.

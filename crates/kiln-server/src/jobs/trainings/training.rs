@@ -1,27 +1,21 @@
 //! One training: its settings, and its state as it changes.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use kiln_base::lock;
-use kiln_train::TrainRequest;
 use tokio::sync::watch;
 
 use super::record::{self, Record};
-use super::state::{TrainingSnapshot, TrainingState};
-use super::task::{LossPoint, TrainingCheck, TrainingTask};
+use super::state::{TrainingJob, TrainingSnapshot, TrainingState};
+use super::task::{LossPoint, TrainingTask};
 use crate::jobs::store::now;
 
 /// A training.
 pub(crate) struct Training {
-    pub(crate) id: String,
-    pub(crate) client: String,
-    pub(crate) created: i64,
-    pub(crate) request: TrainRequest,
-    pub(crate) images: usize,
-    pub(crate) image_bytes: u64,
-    pub(crate) check: TrainingCheck,
+    job: TrainingJob,
     folder: PathBuf,
     cancelled: AtomicBool,
     /// Held while its record is written or its folder removed; whether that has happened.
@@ -31,17 +25,18 @@ pub(crate) struct Training {
     losses: Mutex<Vec<LossPoint>>,
 }
 
+impl Deref for Training {
+    type Target = TrainingJob;
+
+    fn deref(&self) -> &TrainingJob {
+        &self.job
+    }
+}
+
 impl Training {
-    pub(super) fn new(record: Record, folder: &Path, snapshot: TrainingSnapshot) -> Training {
-        let Record { id, client, created, request, images, image_bytes, check, .. } = record;
+    pub(super) fn new(Record { job, snapshot }: Record, folder: &Path) -> Training {
         Training {
-            id,
-            client,
-            created,
-            request,
-            images,
-            image_bytes,
-            check,
+            job,
             folder: folder.to_owned(),
             cancelled: AtomicBool::new(false),
             removed: Mutex::new(false),
@@ -126,23 +121,7 @@ impl Training {
         if *removed {
             return Ok(());
         }
-        let TrainingSnapshot { state, step, notes, error, lora, finished, .. } = self.snapshot();
-        let record = Record {
-            id: self.id.clone(),
-            client: self.client.clone(),
-            created: self.created,
-            request: self.request.clone(),
-            images: self.images,
-            image_bytes: self.image_bytes,
-            check: self.check.clone(),
-            state,
-            step,
-            notes,
-            error,
-            lora,
-            finished,
-        };
-        record.write(&self.folder)
+        Record { job: self.job.clone(), snapshot: self.snapshot() }.write(&self.folder)
     }
 
     pub(super) fn remove(&self) -> std::io::Result<()> {
