@@ -53,17 +53,22 @@ pub fn probe_gpus() -> GpuProbe {
     GpuProbe {
         built_in: true,
         devices: probe.gpus.as_ref().ok().map(|gpus| gpus.iter().map(device).collect()),
-        kernels: kernels(&probe),
+        kernels: kernels(&probe, !kiln_cuda::BuiltInKernels::of_program().is_empty()),
         libraries: probe.libraries.iter().map(|library| (library.name, state(library))).collect(),
         usable: probe.usable(),
     }
 }
 
-/// Says which kernels are built in, and which of them the machine's GPUs use.
+/// Says which kernels are built in, and which of them the machine's GPUs use. `some`: whether there are any, perhaps of older
+/// sources.
 #[cfg(feature = "cuda")]
-fn kernels(probe: &kiln_cuda::Probe) -> String {
+fn kernels(probe: &kiln_cuda::Probe, some: bool) -> String {
     let (code, ptx): (Vec<_>, Vec<_>) = probe.built_in.iter().partition(|target| target.is_machine_code());
-    if code.is_empty() && ptx.is_empty() {
+    if probe.built_in.is_empty() && some {
+        return "not all built in: NVRTC compiles those whose source has changed since tools/cuda/kernels.sh"
+            .into();
+    }
+    if probe.built_in.is_empty() {
         return "none built in: NVRTC compiles them at the first use of a GPU, which takes seconds".into();
     }
     let capabilities: Vec<String> = code.iter().map(|target| target.capability()).collect();
@@ -94,7 +99,7 @@ mod tests {
     use super::*;
     use kiln_cuda::{CompileTarget, Gpu, Probe};
 
-    fn text(built_in: &[&str], capabilities: &[(i32, i32)]) -> String {
+    fn text(built_in: &[&str], some: bool, capabilities: &[(i32, i32)]) -> String {
         let gpu = |(ordinal, &capability)| Gpu {
             ordinal,
             name: "a GPU".into(),
@@ -104,11 +109,12 @@ mod tests {
             multiprocessors: 1,
             shared_memory: 0,
         };
-        kernels(&Probe {
+        let probe = Probe {
             libraries: Vec::new(),
             built_in: built_in.iter().map(|arch| CompileTarget::new(*arch)).collect(),
             gpus: Ok(capabilities.iter().enumerate().map(gpu).collect()),
-        })
+        };
+        kernels(&probe, some)
     }
 
     #[test]
@@ -116,14 +122,15 @@ mod tests {
         let all: Vec<String> = CompileTarget::built_in().map(|target| target.arch).collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
         assert_eq!(
-            text(&all, &[(9, 0), (8, 7), (13, 0)]),
+            text(&all, true, &[(9, 0), (8, 7), (13, 0)]),
             "built in for compute capability 8.0, 8.6, 8.9, 9.0, 10.0, 12.0 and others from 10.0; cuda:0 uses 9.0; \
              cuda:1 uses 8.6; the driver compiles them for cuda:2"
         );
         assert_eq!(
-            text(&["sm_90a"], &[(8, 0)]),
+            text(&["sm_90a"], true, &[(8, 0)]),
             "built in for compute capability 9.0; NVRTC compiles them for cuda:0"
         );
-        assert!(text(&[], &[(9, 0)]).starts_with("none built in: NVRTC"));
+        assert!(text(&[], false, &[(9, 0)]).starts_with("none built in: NVRTC"));
+        assert!(text(&[], true, &[(9, 0)]).starts_with("not all built in: NVRTC"));
     }
 }
