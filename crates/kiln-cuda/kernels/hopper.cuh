@@ -12,7 +12,7 @@ __device__ __forceinline__ u64 matrix_descriptor(unsigned address, unsigned stri
     return (u64)1 << 62 | (u64)(stride >> 4) << 32 | (u64)(next >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 // The descriptor's low word, and the descriptor for a stride of 1024 bytes: advancing is one addition to the low word.
-__device__ __forceinline__ unsigned descriptor_low(unsigned address, unsigned next) { return (next >> 4) << 16 | address >> 4; }
+__device__ __forceinline__ unsigned descriptor_low(unsigned address, unsigned next) { return (next >> 4) << 16 | (address & 0x3ffff) >> 4; }
 __device__ __forceinline__ u64 descriptor_from_low(unsigned low) { return (u64)(1u << 30 | 1024 >> 4) << 32 | low; }
 
 // Tells the compiler that a value is the same in all lanes, so that it uses uniform registers.
@@ -56,6 +56,8 @@ __device__ __forceinline__ void named_arrive(int which, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
+__device__ __forceinline__ void prefetch_map(const TensorMap &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
 // Starts the copy of a box at these coordinates, innermost first; elements outside the tensor become zeros.
 __device__ __forceinline__ void tma_load(unsigned to, const TensorMap &from, unsigned barrier, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
@@ -67,6 +69,52 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap &from, uns
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
         "l"(&from), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
+}
+
+// Clusters: two blocks on neighbouring multiprocessors that see each other's shared memory.
+const int CLUSTER = 2;
+// Whether a block can copy into both.
+const bool CLUSTER_COPIES = true;
+#define CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Arrives at the barrier at this place in the shared memory of the cluster's block `rank`.
+__device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+// tma_load into the same place of both blocks, whose barriers at that place are signalled.
+__device__ __forceinline__ void tma_load_both(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+                 "l"(&from), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"((unsigned short)3)
+                 : "memory");
+}
+
+// Starts the copy of a box from shared memory; elements outside the tensor are not written.
+__device__ __forceinline__ void tma_store(const TensorMap &to, unsigned from, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&to), "r"(from), "r"(x),
+                 "r"(y), "r"(z)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all but the last N of this thread's stores have read shared memory.
+template <int N> __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+// Makes this thread's writes to shared memory visible to TMA.
+__device__ __forceinline__ void tma_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Stores four 8x8 matrices of 16-bit values; each lane passes the address of one row of one of them.
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // Sets a flag; waits for a flag and clears it, so that the next launch finds it cleared.
@@ -97,6 +145,58 @@ template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wg
     REGISTERS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define ACCUMULATORS_128(d) \
+    ACCUMULATORS_64(d), ACCUMULATORS_16(d, 64), ACCUMULATORS_16(d, 80), ACCUMULATORS_16(d, 96), ACCUMULATORS_16(d, 112)
+#define INTEGERS_4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define INTEGERS_16(d, i) INTEGERS_4(d, i), INTEGERS_4(d, i + 4), INTEGERS_4(d, i + 8), INTEGERS_4(d, i + 12)
+#define INTEGERS_64(d) INTEGERS_16(d, 0), INTEGERS_16(d, 16), INTEGERS_16(d, 32), INTEGERS_16(d, 48)
+#define INTEGERS_128(d) \
+    INTEGERS_64(d), INTEGERS_16(d, 64), INTEGERS_16(d, 80), INTEGERS_16(d, 96), INTEGERS_16(d, 112)
+#define REGISTERS_128 \
+    REGISTERS_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// d = a * b (+ d) with N columns and 32 bytes of each row of both, which are in shared memory; MN-major where named so.
+template <bool A_COLUMNS, bool B_COLUMNS> __device__ __forceinline__ void wgmma_bf16(float (&d)[128], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" REGISTERS_128 "}, %128, %129, p, 1, 1, %131, %132;\n}"
+                 : ACCUMULATORS_128(d)
+                 : "l"(a), "l"(b), "r"(add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+}
+template <bool A_COLUMNS, bool B_COLUMNS> __device__ __forceinline__ void wgmma_bf16(float (&d)[64], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, %64, %65, p, 1, 1, %67, %68;\n}"
+                 : ACCUMULATORS_64(d)
+                 : "l"(a), "l"(b), "r"(add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+}
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[128], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" REGISTERS_128 "}, %128, %129, p, 1, 1;\n}"
+                 : ACCUMULATORS_128(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" REGISTERS_64 "}, %64, %65, p, 1, 1;\n}"
+                 : ACCUMULATORS_64(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+__device__ __forceinline__ void wgmma_int8(int (&d)[128], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" REGISTERS_128 "}, %128, %129, p;\n}"
+                 : INTEGERS_128(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+__device__ __forceinline__ void wgmma_int8(int (&d)[64], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" REGISTERS_64 "}, %64, %65, p;\n}"
+                 : INTEGERS_64(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
 
 // d = a * b (+ d): a 64x16, b 16x128, both K-major in shared memory.
 __device__ __forceinline__ void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
@@ -147,14 +247,14 @@ __device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], co
 #endif
 
 // Transposes 4x4 values among four adjacent lanes: lane t gets element t of each.
-__device__ __forceinline__ void transpose_quad(float (&v)[4]) {
+template <class T> __device__ __forceinline__ void transpose_quad(T (&v)[4]) {
 #pragma unroll
     for (int mask = 1; mask <= 2; mask++) {
         bool upper = threadIdx.x & mask;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i & mask) continue;
-            float got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i | mask], mask);
+            T got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i | mask], mask);
             (upper ? v[i] : v[i | mask]) = got;
         }
     }

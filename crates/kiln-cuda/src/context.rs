@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::flags::BlockFlags;
 use crate::gemm::cublaslt::CublasLtGemm;
+use crate::gemm::fast::FastGemm;
 use crate::kernels::{Kernel, Parameters};
 use crate::options::{Graphs, Options};
 use crate::queue::{DeviceBuffer, Queue, Recording};
@@ -24,8 +25,7 @@ pub(crate) struct Context {
 
 /// State created once per GPU, in addition to the [`Device`].
 pub(crate) struct SharedState {
-    /// cuBLASLt, or why it is not used.
-    pub cublaslt: Result<CublasLtGemm>,
+    pub gemm: FastGemm,
     pub flags: BlockFlags,
     /// Weights in host memory that are copied to the GPU on use.
     pub streamer: Arc<WeightStreamer>,
@@ -59,7 +59,7 @@ impl Context {
         };
         let streamer = WeightStreamer::new(&device);
         let (flags, graph_replays) = (BlockFlags::default(), AtomicUsize::new(0));
-        let shared = SharedState { cublaslt, flags, streamer, graphs, graph_replays };
+        let shared = SharedState { gemm: FastGemm::new(cublaslt), flags, streamer, graphs, graph_replays };
         Ok(Context { queue: Queue::immediate(device), shared: Arc::new(shared) })
     }
 
@@ -82,7 +82,7 @@ impl Context {
     /// What the last bits of results depend on: the GPU, the matmul library and the kernels.
     pub fn numerics(&self) -> String {
         let products =
-            self.shared.cublaslt.as_ref().map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
+            self.shared.gemm.cublaslt.as_ref().map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
         format!("cuda ({}, {products}, {})", self.gpu().name, self.queue.images().numerics())
     }
 

@@ -33,11 +33,11 @@ impl KernelSource {
     /// Sources that every image needs on a GPU of this compute capability.
     pub(crate) fn needed_at_start(capability: (i32, i32)) -> impl Iterator<Item = KernelSource> {
         let own = match capability {
-            (9, 0) => ["attention_hopper", "conv_hopper"],
-            _ => ["attention", "conv"],
+            (9, 0) => &["attention_hopper", "conv_hopper", "gemm_hopper_bf16"][..],
+            _ => &["attention", "conv"],
         };
         let all = ["elementwise", "gemv", "group_norm", "movement", "norm", "epilogue", "rope", "softmax"];
-        own.into_iter().chain(all).map(|name| KernelSource { name })
+        own.iter().copied().chain(all).map(|name| KernelSource { name })
     }
 
     /// The file's own text, without the shared headers.

@@ -3,17 +3,34 @@
 use std::ptr::null;
 
 use crate::error::Result;
-use crate::sys::driver::{DevicePtr, Driver, MAP_BF16, MAP_L2_256, MAP_SWIZZLE_128, TensorMap};
+use crate::sys::driver::{DevicePtr, Driver, MAP_BF16, MAP_L2_256, MAP_SWIZZLE_128, MAP_U8, TensorMap};
 
-/// bf16 elements in a row of a box: 128 bytes, the swizzle width.
-pub(crate) const BOX_COLUMNS: usize = 64;
+/// Bytes in a row of a box: the swizzle width.
+pub(crate) const BOX_BYTES: usize = 128;
+
+/// Elements of a tensor map: their size is all that matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapElement {
+    Byte,
+    Bf16,
+}
+
+impl MapElement {
+    pub fn size(self) -> usize {
+        match self {
+            MapElement::Byte => 1,
+            MapElement::Bf16 => 2,
+        }
+    }
+}
 
 impl Driver {
-    /// Describes a bf16 tensor for copies of boxes of 64 elements by `box_rows`.
+    /// Describes a tensor for copies of boxes of 128 bytes by `box_rows`.
     ///
     /// `sizes[0]` is the innermost axis; `strides` are the elements between rows, matrices and so on.
     pub fn encode_tensor_map<const N: usize, const M: usize>(
         &self,
+        element: MapElement,
         at: DevicePtr,
         sizes: [usize; N],
         strides: [usize; M],
@@ -21,8 +38,8 @@ impl Driver {
     ) -> Result<TensorMap> {
         assert_eq!(N, M + 1);
         let sizes = sizes.map(|n| n as u64);
-        let bytes = strides.map(|n| 2 * n as u64);
-        let mut extent = [BOX_COLUMNS as u32; N];
+        let bytes = strides.map(|n| (element.size() * n) as u64);
+        let mut extent = [(BOX_BYTES / element.size()) as u32; N];
         for (extent, box_rows) in extent[1..].iter_mut().zip(box_rows) {
             *extent = box_rows as u32;
         }
@@ -31,7 +48,10 @@ impl Driver {
         let status = unsafe {
             (self.tensor_map)(
                 &mut map,
-                MAP_BF16,
+                match element {
+                    MapElement::Byte => MAP_U8,
+                    MapElement::Bf16 => MAP_BF16,
+                },
                 N as u32,
                 at as *mut _,
                 sizes.as_ptr(),

@@ -88,29 +88,44 @@ void run_block(int threads, Body f, void *data) {
 
 struct TiledMap {
     u64 at, sizes[5], strides[4];
-    uint32_t rank, box[5];
+    uint32_t rank, size, box[5];
 };
 static_assert(sizeof(TiledMap) <= 128);
 
-int tma_load(unsigned to, const void *map, const int *at) {
-    const TiledMap &m = *(const TiledMap *)map;
-    if (to % 1024) std::fprintf(stderr, "emulator: a box is not aligned\n"), std::abort();
+// Calls `visit` with each element of a box: its address, or null outside the tensor, and its place in shared memory.
+template <class F> int visit_box(const TiledMap &m, unsigned shared, const int *at, F visit) {
+    if (shared % 1024) std::fprintf(stderr, "emulator: a box is not aligned\n"), std::abort();
     int boxes[3] = {(int)m.box[0], m.rank > 1 ? (int)m.box[1] : 1, m.rank > 2 ? (int)m.box[2] : 1}, bytes = 0;
     for (int z = 0; z < boxes[2]; z++)
         for (int y = 0; y < boxes[1]; y++)
-            for (int x = 0; x < boxes[0]; x++, bytes += 2) {
+            for (int x = 0; x < boxes[0]; x++, bytes += m.size) {
                 long long place[3] = {at[0] + x, at[1] + y, at[2] + z};
                 bool valid = true;
-                u64 from = m.at + 2 * place[0];
+                u64 global = m.at + m.size * place[0];
                 for (unsigned i = 0; i < m.rank; i++) {
                     valid = valid && place[i] >= 0 && place[i] < (long long)m.sizes[i];
-                    if (i) from += place[i] * m.strides[i - 1];
+                    if (i) global += place[i] * m.strides[i - 1];
                 }
-                unsigned short value = 0;
-                if (valid) value = *(const unsigned short *)from;
-                std::memcpy(dynamic_shared + swizzled(to + bytes), &value, 2);
+                visit(valid ? (void *)global : nullptr, dynamic_shared + swizzled(shared + bytes));
             }
     return bytes;
+}
+
+int tma_load(unsigned to, const void *map, const int *at) {
+    const TiledMap &m = *(const TiledMap *)map;
+    return visit_box(m, to, at, [&](void *global, void *shared) {
+        if (global)
+            std::memcpy(shared, global, m.size);
+        else
+            std::memset(shared, 0, m.size);
+    });
+}
+
+void tma_store(const void *map, unsigned from, const int *at) {
+    const TiledMap &m = *(const TiledMap *)map;
+    visit_box(m, from, at, [&](void *global, void *shared) {
+        if (global) std::memcpy(global, shared, m.size);
+    });
 }
 
 } // namespace emulator
@@ -268,7 +283,7 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 }
 int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u64 *sizes, const u64 *strides,
                            const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
-    if (type != 9 || rank < 2 || rank > 3 || (u64)at % 16 || (u64)map % 64 || interleave || swizzle != 3 || fill) return 1;
+    if ((type != 9 && type != 0) || rank < 2 || rank > 3 || (u64)at % 16 || (u64)map % 64 || interleave || swizzle != 3 || fill) return 1;
     emulator::TiledMap m = {(u64)at};
     m.rank = rank;
     for (unsigned i = 0; i < rank; i++) {
@@ -276,7 +291,8 @@ int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u
         m.sizes[i] = sizes[i], m.box[i] = box[i];
         if (i) m.strides[i - 1] = strides[i - 1];
     }
-    if (box[0] != 64) return 1;
+    m.size = type == 0 ? 1 : 2;
+    if (box[0] * m.size != 128) return 1;
     return std::memcpy(map, &m, sizeof m), 0;
 }
 int cuGetErrorName(int, const char **s) { return *s = "EMULATED_ERROR", 0; }

@@ -294,6 +294,7 @@ template <class F> inline void spin_until(F done) {
     }
 }
 int tma_load(unsigned to, const void *map, const int *at);
+void tma_store(const void *map, unsigned from, const int *at);
 // 128-byte swizzle of an address: the 16-byte column is XORed with the row.
 inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 inline float shared_bf16(unsigned at) {
@@ -309,6 +310,11 @@ inline float element(u64 matrix, int i, int k, bool columns) {
     unsigned at = (matrix & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4, next = (matrix >> 16 & 0x3fff) << 4;
     if (columns) return shared_bf16(at + i / 64 * next + i % 64 * 2 + k / 8 * stride + k % 8 * 128);
     return shared_bf16(at + i / 8 * stride + i % 8 * 128 + k * 2);
+}
+// Byte `k` along the sum of row `i`.
+inline unsigned char element_byte(u64 matrix, int i, int k) {
+    unsigned at = (matrix & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+    return dynamic_shared[swizzled(at + i / 8 * stride + i % 8 * 128 + k)];
 }
 } // namespace emulator
 
@@ -346,6 +352,32 @@ inline void tma_load(unsigned to, const TensorMap &from, unsigned barrier, int x
     b.bytes -= bytes;
     emulator::complete_phase(b);
 }
+// The blocks of a cluster run one after the other: each copies for itself what they share, and arrives for both.
+const int CLUSTER = 2;
+const bool CLUSTER_COPIES = false;
+#define CLUSTERS
+inline unsigned cluster_rank() { return blockIdx.x % CLUSTER; }
+inline void cluster_sync() { __syncthreads(); }
+inline void barrier_arrive_at(unsigned barrier, unsigned) { barrier_arrive(barrier); }
+inline void tma_load_both(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z) { tma_load(to, from, barrier, x, y, z); }
+inline void tma_store(const TensorMap &to, unsigned from, int x, int y, int z) {
+    int at[3] = {x, y, z};
+    emulator::tma_store(&to, from, at);
+}
+inline void tma_store_commit() {}
+template <int N> inline void tma_store_wait_read() {}
+inline void tma_fence() {}
+inline void prefetch_map(const TensorMap &) {}
+// Each lane's four pairs go to the rows whose addresses the lanes of that matrix passed.
+inline void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    unsigned in[5] = {to, a, b, c, d};
+    emulator::warp_collective(in, 5, nullptr, 0, [](emulator::Warp &w) {
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++)
+                std::memcpy(emulator::dynamic_shared + w.in[8 * i + lane / 4][0] + lane % 4 * 4, &w.in[lane][1 + i], 4);
+    });
+}
+
 // Blocks run one after the other: a flag that is not set now never will be.
 inline void fence_gpu() {}
 inline unsigned atomicAdd(unsigned *p, unsigned n) { return (*p += n) - n; }
@@ -355,6 +387,7 @@ inline void wait_flag(unsigned *flag) {
     *flag = 0;
 }
 inline float load_l2(const float *p) { return *p; }
+inline int load_l2(const int *p) { return *p; }
 template <int N> inline void decrease_registers() {}
 template <int N> inline void increase_registers() {}
 inline void wgmma_fence() {}
@@ -374,6 +407,28 @@ template <int N, class A> inline void warp_product(float (&d)[N / 2], A a, u64 b
         for (int k = 0; k < 16; k++) sum += left[row][k] * emulator::element(b, column, k, columns);
         d[i] = sum;
     }
+}
+template <bool A_COLUMNS, bool B_COLUMNS, int S> inline void wgmma_bf16(float (&d)[S], u64 a, u64 b, int add) {
+    int first = threadIdx.x / 32 % 4 * 16;
+    warp_product<2 * S>(d, [&](int i, int k) { return emulator::element(a, first + i, k, A_COLUMNS); }, b, B_COLUMNS, add);
+}
+// 32 bytes of each row of both operands.
+template <class T, int S, class F> inline void warp_product_bytes(T (&d)[S], u64 a, u64 b, bool add, F value) {
+    int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16;
+    for (int i = 0; i < S; i++) {
+        int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        T sum = add ? d[i] : T(0);
+        for (int k = 0; k < 32; k++)
+            sum += value(emulator::element_byte(a, first + row, k)) * value(emulator::element_byte(b, column, k));
+        d[i] = sum;
+    }
+}
+float e4m3_to_float(unsigned char bits);
+template <int S> inline void wgmma_e4m3(float (&d)[S], u64 a, u64 b, int add) {
+    warp_product_bytes(d, a, b, add, [](unsigned char x) { return e4m3_to_float(x); });
+}
+template <int S> inline void wgmma_int8(int (&d)[S], u64 a, u64 b, int add) {
+    warp_product_bytes(d, a, b, add, [](unsigned char x) { return (int)(signed char)x; });
 }
 inline void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;

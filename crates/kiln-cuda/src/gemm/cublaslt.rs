@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use kiln_base::lock;
 use kiln_tensor::DType;
 
-use super::shape::GemmShape;
+use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -55,24 +55,12 @@ struct Plan {
     scaled: bool,
 }
 
-/// Whether a product applied the row scales.
+/// Whether a product applied the row scales, if it has some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowScaling {
     Applied,
     /// Not supported by the library or GPU: the caller applies them.
     Unsupported,
-}
-
-/// Addresses and scale factors of a product.
-#[derive(Clone, Copy)]
-pub(crate) struct Operands {
-    pub w: DevicePtr,
-    pub x: DevicePtr,
-    pub add: Option<DevicePtr>,
-    pub out: DevicePtr,
-    pub alpha: f32,
-    /// Scales of the rows of the weight and of the activations.
-    pub scales: Option<[DevicePtr; 2]>,
 }
 
 impl CublasLtGemm {
@@ -103,44 +91,23 @@ impl CublasLtGemm {
         let w = if shape.w_is_k_by_n { shape.n } else { shape.k };
         let counts = [shape.n, x, w, shape.ldx, shape.ldw, shape.ldadd, shape.ldo];
         let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out];
-        counts.iter().all(|n| n % vector == 0) && at.iter().all(|at| at % u64::from(ALIGNMENT) == 0)
+        matches!(shape.dtype, DType::F32 | DType::BF16 | DType::F8E4M3)
+            && operands.bias.is_none()
+            && counts.iter().all(|n| n % vector == 0)
+            && at.iter().all(|at| at % u64::from(ALIGNMENT) == 0)
     }
 
-    /// Runs a product.
-    pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
+    /// Runs a product. Row scales may be left to the caller.
+    pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<RowScaling> {
         let plan = self.plan(queue, shape, operands)?;
-        self.call(queue, &plan, &plan.algorithm, plan.workspace, operands)
+        self.call(queue, &plan, &plan.algorithm, plan.workspace, operands)?;
+        let complete = plan.scaled || operands.scales.is_none();
+        Ok(if complete { RowScaling::Applied } else { RowScaling::Unsupported })
     }
 
-    /// Runs an fp8 product. `scales`: addresses of the row scales of the weight and of the activations.
-    pub fn run_fp8(
-        &self,
-        queue: &Queue,
-        shape: &GemmShape,
-        operands: &Operands,
-        scales: [DevicePtr; 2],
-    ) -> Result<RowScaling> {
-        let operands = Operands { scales: Some(scales), ..*operands };
-        let plan = self.plan(queue, shape, &operands)?;
-        self.call(queue, &plan, &plan.algorithm, plan.workspace, &operands)?;
-        Ok(if plan.scaled { RowScaling::Applied } else { RowScaling::Unsupported })
-    }
-
-    /// [`CublasLtGemm::run_fp8`], but only if the product applies the row scales.
-    pub fn run_fp8_scaled(
-        &self,
-        queue: &Queue,
-        shape: &GemmShape,
-        operands: &Operands,
-        scales: [DevicePtr; 2],
-    ) -> Result<RowScaling> {
-        let operands = Operands { scales: Some(scales), ..*operands };
-        let plan = self.plan(queue, shape, &operands)?;
-        if !plan.scaled {
-            return Ok(RowScaling::Unsupported);
-        }
-        self.call(queue, &plan, &plan.algorithm, plan.workspace, &operands)?;
-        Ok(RowScaling::Applied)
+    /// Whether [`CublasLtGemm::run`] applies the row scales.
+    pub fn applies_scales(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<bool> {
+        Ok(self.plan(queue, shape, operands)?.scaled || operands.scales.is_none())
     }
 
     /// Runs `work`, which submits kernels that use the workspace, while no other product is half submitted.
@@ -433,8 +400,7 @@ impl CublasLtGemm {
             if run().is_err() {
                 continue;
             }
-            let repeat = || -> Result<()> { (0..4).try_for_each(|_| run()) };
-            let milliseconds = queue.time(repeat)?.min(queue.time(repeat)?);
+            let milliseconds = queue.time_repeated(run)?;
             if best.is_none_or(|(least, _)| milliseconds < least) {
                 best = Some((milliseconds, (candidate.algorithm, candidate.workspace)));
             }

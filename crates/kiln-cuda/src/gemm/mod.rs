@@ -1,10 +1,12 @@
-//! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt for aligned sizes, and otherwise
-//! Kiln's own implicit GEMM.
+//! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt or Kiln's Hopper kernels for aligned
+//! sizes, and otherwise Kiln's own implicit GEMM.
 //!
 //! On a cold H200 cuBLASLt reaches 806 TFLOP/s in bf16 for 4096 × 3072 → 9216 and 829 for 18432 (PyTorch 783 and 787); in
 //! f32, without TF32, 50 to 52.
 
 pub(crate) mod cublaslt;
+pub(crate) mod fast;
+mod hopper;
 pub(crate) mod implicit_gemm;
 pub(crate) mod product;
 mod shape;
@@ -17,8 +19,7 @@ use crate::error;
 use crate::kernels::{ConvArgs, kernels};
 use crate::sys::driver::DevicePtr;
 use crate::weight::Matrix;
-use cublaslt::{CublasLtGemm, Operands};
-pub(crate) use shape::GemmShape;
+pub(crate) use shape::{GemmShape, Operands};
 
 kernels! {
     "gemv" {
@@ -67,7 +68,7 @@ pub(crate) struct Gemm<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GemmKernel {
     Gemv,
-    CublasLt,
+    Fast,
     ImplicitGemm,
 }
 
@@ -94,30 +95,32 @@ impl Gemm<'_> {
 
     fn operands(&self, w: DevicePtr) -> Operands {
         let add = self.add.map(|(at, _)| at);
-        Operands { w, x: self.x, add, out: self.out, alpha: self.alpha, scales: None }
+        Operands { w, x: self.x, add, out: self.out, alpha: self.alpha, bias: self.bias, scales: None }
+    }
+
+    /// Whether a fast implementation takes the product with this bias.
+    fn is_fast(&self, cx: &Context, bias: Option<DevicePtr>) -> bool {
+        // Converted copies start at a buffer's beginning like the stored matrix, so the offset alone decides alignment.
+        let offset = ((self.first_row * self.w.cols + self.first_column) * self.dtype.size()) as u64;
+        cx.shared().gemm.supports(cx, &self.shape(), &Operands { bias, ..self.operands(offset) })
     }
 
     fn kernel(&self, cx: &Context) -> GemmKernel {
-        if self.rows <= MAX_GEMV_ROWS {
-            return GemmKernel::Gemv;
-        }
-        // Converted copies start at a buffer's beginning like the stored matrix, so the offset alone decides alignment.
-        let offset = ((self.first_row * self.w.cols + self.first_column) * self.dtype.size()) as u64;
-        if cx.shared().cublaslt.is_ok() && CublasLtGemm::supports(&self.shape(), &self.operands(offset)) {
-            GemmKernel::CublasLt
-        } else {
-            GemmKernel::ImplicitGemm
+        match self.rows {
+            ..=MAX_GEMV_ROWS => GemmKernel::Gemv,
+            _ if self.is_fast(cx, self.bias) => GemmKernel::Fast,
+            _ => GemmKernel::ImplicitGemm,
         }
     }
 
-    /// Whether the kernel adds a bias; otherwise the epilogue has to.
+    /// Whether the bias is best added by the product; otherwise by the epilogue.
     pub fn fuses_bias(&self, cx: &Context) -> bool {
-        self.kernel(cx) != GemmKernel::CublasLt
+        self.kernel(cx) != GemmKernel::ImplicitGemm || !self.is_fast(cx, None)
     }
 
     /// Whether `batch` may be more than 1.
     pub fn supports_batch(&self, cx: &Context) -> bool {
-        self.kernel(cx) == GemmKernel::CublasLt
+        self.kernel(cx) == GemmKernel::Fast
     }
 
     /// Launches the product.
@@ -127,18 +130,15 @@ impl Gemm<'_> {
         }
         match self.kernel(cx) {
             GemmKernel::Gemv => self.gemv(cx),
-            GemmKernel::CublasLt if self.bias.is_none() => {
+            GemmKernel::Fast => {
                 let w = self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?;
-                match &cx.shared().cublaslt {
-                    Ok(cublaslt) => match cublaslt.run(cx, &self.shape(), &self.operands(w)) {
-                        // Fall back for sizes that the library does not support.
-                        Err(error::Error::Call { .. }) if self.batch == 1 => self.implicit_gemm(cx),
-                        result => cx.check(result),
-                    },
-                    Err(_) => self.implicit_gemm(cx),
+                match cx.shared().gemm.run(cx, &self.shape(), &self.operands(w)) {
+                    // Fall back for sizes that the library does not support.
+                    Err(error::Error::Call { .. }) if self.batch == 1 => self.implicit_gemm(cx),
+                    result => cx.check(result).map(drop),
                 }
             }
-            _ => self.implicit_gemm(cx),
+            GemmKernel::ImplicitGemm => self.implicit_gemm(cx),
         }
     }
 

@@ -3,8 +3,7 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use super::cublaslt::{CublasLtGemm, Operands};
-use super::{GemmShape, implicit_gemm};
+use super::{GemmShape, Operands, implicit_gemm};
 use crate::context::{Context, int};
 use crate::error::Error;
 use crate::kernels::ConvArgs;
@@ -43,22 +42,13 @@ impl Product {
     }
 
     fn shape(&self) -> GemmShape {
+        let size = [self.rows, self.n, self.k];
         GemmShape {
-            rows: self.rows,
-            k: self.k,
-            n: self.n,
             ldx: if self.x.by_columns { self.rows } else { self.k },
             ldw: if self.w.by_columns { self.n } else { self.k },
-            ldadd: self.n,
-            ldo: self.n,
-            dtype: self.dtype,
-            out_dtype: self.out_dtype,
-            add: self.add.is_some(),
-            batch: 1,
-            stride_w: 0,
-            stride_out: 0,
             w_is_k_by_n: self.w.by_columns,
             x_is_k_by_rows: self.x.by_columns,
+            ..GemmShape::packed(size, self.dtype, self.out_dtype, self.add.is_some())
         }
     }
 
@@ -68,15 +58,13 @@ impl Product {
             return Ok(());
         }
         let (shape, [x, w]) = (self.shape(), [self.x.at, self.w.at]);
-        let operands = Operands { w, x, add: self.add, out: self.out, alpha: self.alpha, scales: None };
-        if let Ok(cublaslt) = &cx.shared().cublaslt
-            && self.k > 0
-            && CublasLtGemm::supports(&shape, &operands)
-        {
-            match cublaslt.run(cx, &shape, &operands) {
+        let operands = Operands { w, x, add: self.add, out: self.out, alpha: self.alpha, bias: None, scales: None };
+        let gemm = &cx.shared().gemm;
+        if self.k > 0 && gemm.supports(cx, &shape, &operands) {
+            match gemm.run(cx, &shape, &operands) {
                 // Fall back for sizes that the library does not support.
                 Err(Error::Call { .. }) => {}
-                result => return cx.check(result),
+                result => return cx.check(result).map(drop),
             }
         }
         let mut transposed = Vec::new();

@@ -1,5 +1,7 @@
 use kiln_tensor::DType;
 
+use crate::sys::driver::DevicePtr;
+
 /// Multiplications from which timing pays off; smaller products are launch-bound.
 const WORTH_TIMING: usize = 1 << 28;
 
@@ -29,6 +31,27 @@ pub(crate) struct GemmShape {
 }
 
 impl GemmShape {
+    /// A product of packed matrices `[rows, k]` and `[n, k]`.
+    pub fn packed([rows, n, k]: [usize; 3], dtype: DType, out_dtype: DType, add: bool) -> GemmShape {
+        GemmShape {
+            rows,
+            k,
+            n,
+            ldx: k,
+            ldw: k,
+            ldadd: n,
+            ldo: n,
+            dtype,
+            out_dtype,
+            add,
+            batch: 1,
+            stride_w: 0,
+            stride_out: 0,
+            w_is_k_by_n: false,
+            x_is_k_by_rows: false,
+        }
+    }
+
     /// Whether to time candidate algorithms.
     pub fn is_worth_timing(&self) -> bool {
         self.rows.saturating_mul(self.n).saturating_mul(self.k).saturating_mul(self.batch) >= WORTH_TIMING
@@ -38,4 +61,18 @@ impl GemmShape {
     pub fn out_bytes(&self) -> usize {
         ((self.batch - 1) * self.stride_out + (self.rows - 1) * self.ldo + self.n) * self.out_dtype.size()
     }
+}
+
+/// Addresses and scale factors of a product.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    pub w: DevicePtr,
+    pub x: DevicePtr,
+    pub add: Option<DevicePtr>,
+    pub out: DevicePtr,
+    pub alpha: f32,
+    /// Address of an f32 row that is added; cuBLASLt takes none.
+    pub bias: Option<DevicePtr>,
+    /// Scales of the rows of the weight and of the activations.
+    pub scales: Option<[DevicePtr; 2]>,
 }

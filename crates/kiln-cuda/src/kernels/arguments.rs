@@ -24,6 +24,7 @@ arguments! {
     HopperAttentionArgs = "HopperAttentionArgs";
     ConvArgs = "ConvArgs";
     HopperConvArgs = "HopperConvArgs";
+    HopperGemmArgs = "HopperGemmArgs";
     PackedMatrixArgs = "PackedMatrixArgs";
     AttentionBackwardArgs = "AttentionBackwardArgs";
     HopperAttentionBackwardArgs = "HopperAttentionBackwardArgs";
@@ -43,6 +44,7 @@ const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() =
 const _: () = assert!(size_of::<GradientArgs>() == 88 && size_of::<LowRankArgs>() == 104);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
+const _: () = assert!(size_of::<HopperGemmArgs>() == 3 * 128 + 128);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
 
 /// Maximum number of segments in attention kernels.
@@ -308,6 +310,38 @@ pub(crate) struct HopperConvArgs {
     pub tiles_n: i32,
     pub tiles: i32,
     pub phases: i32,
+}
+
+/// Arguments of the Hopper matrix products.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HopperGemmArgs {
+    pub x: TensorMap,
+    pub w: TensorMap,
+    /// Of a bf16 result.
+    pub out: TensorMap,
+    pub bias: DevicePtr,
+    pub x_scales: DevicePtr,
+    pub w_scales: DevicePtr,
+    pub add: DevicePtr,
+    pub to: DevicePtr,
+    pub ldadd: i64,
+    pub ldo: i64,
+    pub stride_out: i64,
+    pub alpha: f32,
+    pub bf16_out: i32,
+    pub rows: i32,
+    pub n: i32,
+    pub steps: i32,
+    pub tiles_m: i32,
+    pub tiles_n: i32,
+    pub tiles_all: i32,
+    pub group: i32,
+    pub split_tiles: i32,
+    pub steps_per_cluster: i32,
+    pub longer_clusters: i32,
+    pub partials: DevicePtr,
+    pub ready: DevicePtr,
 }
 
 /// A packed matrix to dequantize.

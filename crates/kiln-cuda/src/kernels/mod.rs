@@ -9,7 +9,7 @@ pub(crate) mod tests;
 
 pub(crate) use arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
-    HopperAttentionBackwardArgs, HopperConvArgs, LowRankArgs, MAX_SEGMENTS, MmaAttentionBackwardArgs,
+    HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS, MmaAttentionBackwardArgs,
     PackedMatrixArgs, ProdigyArgs, Segments,
 };
 #[cfg(test)]

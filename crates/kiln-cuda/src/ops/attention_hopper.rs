@@ -5,6 +5,7 @@ use kiln_ops::Result;
 use crate::context::{Context, int};
 use crate::kernels::{AttentionArgs, HopperAttentionArgs, MAX_SEGMENTS, Segments, kernels};
 use crate::sys::driver::TensorMap;
+use crate::tensor_map::MapElement;
 
 kernels! {
     "attention_hopper" {
@@ -37,7 +38,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         let mut maps = [TensorMap::NONE; MAX_SEGMENTS];
         let width = (heads * DIM) as usize;
         for (i, (map, rows)) in maps.iter_mut().zip(s.rows()).enumerate() {
-            *map = cx.check(cx.driver().encode_tensor_map(s.start[i], [width, rows], [width], [tile]))?;
+            *map = cx.check(cx.driver().encode_tensor_map(MapElement::Bf16, s.start[i], [width, rows], [width], [tile]))?;
         }
         Ok(maps)
     };

@@ -6,7 +6,7 @@ use kiln_tensor::DType;
 
 use crate::context::{Context, int};
 use crate::gemm::GemmShape;
-use crate::gemm::cublaslt::{CublasLtGemm, Operands};
+use crate::gemm::Operands;
 use crate::kernels::{AttentionArgs, kernels};
 use crate::sys::driver::DevicePtr;
 
@@ -68,17 +68,17 @@ pub(super) fn supports(cx: &Context, args: &AttentionArgs, dtype: DType) -> bool
         add: None,
         out: args.out,
         alpha: 1.0,
+        bias: None,
         scales: None,
     };
     whole
         && large
         && args.lse == 0
-        && cx.shared().cublaslt.is_ok()
-        && gemm_shapes(args, dtype, 1).iter().all(|shape| CublasLtGemm::supports(shape, &operands))
+        && gemm_shapes(args, dtype, 1).iter().all(|shape| cx.shared().gemm.supports(cx, shape, &operands))
 }
 
 pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()> {
-    let Ok(cublaslt) = &cx.shared().cublaslt else { return Ok(()) };
+    let gemm = &cx.shared().gemm;
     let (keys, dim) = (args.keys as usize, args.head_dim as usize);
     let queries = args.queries as usize;
     let chunk = if dtype == DType::BF16 { SCORE_BYTES_BF16 } else { SCORE_BYTES_F32 };
@@ -100,9 +100,10 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()
                 add: None,
                 out: scores.ptr(cx),
                 alpha: args.scale,
+                bias: None,
                 scales: None,
             };
-            cx.check(cublaslt.run(cx, &score_shape, &score_operands))?;
+            cx.check(gemm.run(cx, &score_shape, &score_operands))?;
             let parameters =
                 SoftmaxRows { x: scores.ptr(cx), out: probabilities.ptr(cx), n: int("attention", keys)? };
             cx.launch(SOFTMAX_ROWS.of(dtype), [rows, 1], 256, 0, &parameters)?;
@@ -113,7 +114,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()
                 alpha: 1.0,
                 ..score_operands
             };
-            cx.check(cublaslt.run(cx, &value_shape, &value_operands))?;
+            cx.check(gemm.run(cx, &value_shape, &value_operands))?;
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use crate::context::{Context, int};
 use crate::gemm::implicit_gemm;
 use crate::kernels::{ConvArgs, HopperConvArgs, kernels};
 use crate::sys::driver::DevicePtr;
+use crate::tensor_map::MapElement;
 use crate::weight::CudaConv;
 
 kernels! {
@@ -61,13 +62,13 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<()> 
     };
     let (taps, rows) = (side * side, TILE_SIDE + side - 1);
     let x = cx.driver().encode_tensor_map(
-        args.x,
+        MapElement::Bf16, args.x,
         [channels, width, height],
         [channels, width * channels],
         [TILE_SIDE, rows],
     );
     let w =
-        cx.driver().encode_tensor_map(weights, [channels, taps, phases * n], [channels, step], [1, columns]);
+        cx.driver().encode_tensor_map(MapElement::Bf16, weights, [channels, taps, phases * n], [channels, step], [1, columns]);
     let (tiles_x, tiles_y) = (out_width.div_ceil(TILE_SIDE), out_height.div_ceil(TILE_SIDE));
     let tiles_n = n.div_ceil(columns);
     let tiles = tiles_x * tiles_y * tiles_n * phases;

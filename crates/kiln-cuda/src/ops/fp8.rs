@@ -17,8 +17,8 @@ use super::quantize_fp8::{
 };
 use crate::context::{Context, int};
 use crate::error;
-use crate::gemm::GemmShape;
-use crate::gemm::cublaslt::{CublasLtGemm, Operands, RowScaling};
+use crate::gemm::cublaslt::RowScaling;
+use crate::gemm::{GemmShape, Operands};
 use crate::kernels::GradientArgs;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
@@ -192,20 +192,21 @@ impl Fp8Operand {
         [add, out]: [DevicePtr; 2],
         dtype: DType,
     ) -> Option<Result<()>> {
-        let cublaslt = cx.shared().cublaslt.as_ref().ok()?;
-        let (shape, operands, scales) = self.product(cx, w, outputs, Some(add), out, dtype);
+        let (shape, operands) = self.product(cx, w, outputs, Some(add), out, dtype);
         if self.rows == 0 || shape.n == 0 {
             return Some(Ok(()));
         }
-        let supported = CublasLtGemm::supports(&shape, &operands);
-        match supported.then(|| cublaslt.run_fp8_scaled(cx, &shape, &operands, scales))? {
-            Ok(RowScaling::Applied) => Some(Ok(())),
-            Ok(RowScaling::Unsupported) | Err(error::Error::Call { .. }) => None,
+        let gemm = &cx.shared().gemm;
+        let supported = gemm.supports(cx, &shape, &operands);
+        let complete = supported.then(|| gemm.applies_scales(cx, &shape, &operands))?;
+        match complete.and_then(|complete| complete.then(|| gemm.run(cx, &shape, &operands)).transpose()) {
+            Ok(Some(_)) => Some(Ok(())),
+            Ok(None) | Err(error::Error::Call { .. }) => None,
             Err(e) => Some(cx.check(Err(e))),
         }
     }
 
-    /// The product with some rows of the weight: its shape, its operands, and the row scales.
+    /// The product with some rows of the weight: its shape and its operands.
     fn product(
         &self,
         cx: &Context,
@@ -214,27 +215,11 @@ impl Fp8Operand {
         add: Option<DevicePtr>,
         out: DevicePtr,
         dtype: DType,
-    ) -> (GemmShape, Operands, [DevicePtr; 2]) {
+    ) -> (GemmShape, Operands) {
         let (n, [at, scales]) = (outputs.len(), w.ptr(cx, outputs.start));
-        let shape = GemmShape {
-            rows: self.rows,
-            k: w.depth,
-            n,
-            ldx: w.depth,
-            ldw: w.depth,
-            ldadd: n,
-            ldo: n,
-            dtype: DType::F8E4M3,
-            out_dtype: dtype,
-            add: add.is_some(),
-            batch: 1,
-            stride_w: 0,
-            stride_out: 0,
-            w_is_k_by_n: false,
-            x_is_k_by_rows: false,
-        };
-        let operands = Operands { w: at, x: self.bytes.ptr(cx), add, out, alpha: 1.0, scales: None };
-        (shape, operands, [scales, self.scales.ptr(cx)])
+        let shape = GemmShape::packed([self.rows, n, w.depth], DType::F8E4M3, dtype, add.is_some());
+        let scales = Some([scales, self.scales.ptr(cx)]);
+        (shape, Operands { w: at, x: self.bytes.ptr(cx), add, out, alpha: 1.0, bias: None, scales })
     }
 
     /// Multiplies with some rows of the weight.
@@ -246,15 +231,13 @@ impl Fp8Operand {
         out: DevicePtr,
         dtype: DType,
     ) -> Result<()> {
-        let (size, operands, scales) = self.product(cx, w, outputs, None, out, dtype);
-        let (n, at) = (size.n, operands.w);
+        let (size, operands) = self.product(cx, w, outputs, None, out, dtype);
+        let (n, [at, w_scales]) = (size.n, w.ptr(cx, outputs.start));
         if self.rows == 0 || n == 0 {
             return Ok(());
         }
-        if let Ok(cublaslt) = &cx.shared().cublaslt
-            && CublasLtGemm::supports(&size, &operands)
-        {
-            match cublaslt.run_fp8(cx, &size, &operands, scales) {
+        if cx.shared().gemm.supports(cx, &size, &operands) {
+            match cx.shared().gemm.run(cx, &size, &operands) {
                 Ok(RowScaling::Applied) => return Ok(()),
                 Ok(RowScaling::Unsupported) => {
                     let kernel = RESCALE_FP8.of(dtype);
@@ -262,7 +245,7 @@ impl Fp8Operand {
                     let parameters = RescaleFp8 {
                         out,
                         x_scales: self.scales.ptr(cx),
-                        w_scales: scales[0],
+                        w_scales,
                         rows: self.rows as i64,
                         n: int("linear", n)?,
                     };
@@ -279,7 +262,7 @@ impl Fp8Operand {
             x: self.bytes.ptr(cx),
             x_scales: self.scales.ptr(cx),
             w: at,
-            w_scales: scales[0],
+            w_scales,
             out,
             rows: int("linear", self.rows)?,
             n: int("linear", n)?,

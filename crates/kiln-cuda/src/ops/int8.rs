@@ -7,6 +7,7 @@ use kiln_tensor::DType;
 
 use super::grid::THREADS;
 use crate::context::{Context, int};
+use crate::gemm::{GemmShape, Operands};
 use crate::kernels::kernels;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
@@ -59,9 +60,25 @@ impl Int8Operand {
         [bias, add, out]: [Option<DevicePtr>; 3],
         dtype: DType,
     ) -> Result<()> {
-        let kernel = GEMM_INT8.of(dtype);
         let [at, scales] = w.ptr(cx, outputs.start);
         let n = outputs.len();
+        if self.rows == 0 || n == 0 {
+            return Ok(());
+        }
+        let shape = GemmShape::packed([self.rows, n, w.depth], DType::I8, dtype, add.is_some());
+        let operands = Operands {
+            w: at,
+            x: self.values.ptr(cx),
+            add,
+            out: out.unwrap_or(0),
+            alpha: 1.0,
+            bias,
+            scales: Some([scales, self.scales.ptr(cx)]),
+        };
+        if cx.shared().gemm.supports(cx, &shape, &operands) {
+            return cx.check(cx.shared().gemm.run(cx, &shape, &operands)).map(drop);
+        }
+        let kernel = GEMM_INT8.of(dtype);
         let grid = [self.rows.div_ceil(TILE), n.div_ceil(TILE)];
         let parameters = GemmInt8 {
             q: self.values.ptr(cx),

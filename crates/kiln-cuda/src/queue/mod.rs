@@ -130,6 +130,13 @@ impl Queue {
         self.device("cuEventSynchronize")?.stream.time(work)
     }
 
+    /// The shorter of two times, in milliseconds, of a few runs each.
+    pub fn time_repeated(&self, run: impl Fn() -> Result<()>) -> Result<f32> {
+        run()?;
+        let repeat = || -> Result<()> { (0..4).try_for_each(|_| run()) };
+        Ok(self.time(repeat)?.min(self.time(repeat)?))
+    }
+
     /// Launches a kernel. An empty grid does nothing.
     ///
     /// # Safety

@@ -86,6 +86,8 @@ pub(crate) const CAPTURE_RELAXED: c_int = 2;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub(crate) const FUNCTION_SHARED_BYTES: c_int = 8;
+/// `CU_TENSOR_MAP_DATA_TYPE_UINT8`.
+pub(crate) const MAP_U8: c_int = 0;
 /// `CU_TENSOR_MAP_DATA_TYPE_BFLOAT16`.
 pub(crate) const MAP_BF16: c_int = 9;
 /// `CU_TENSOR_MAP_SWIZZLE_128B`.

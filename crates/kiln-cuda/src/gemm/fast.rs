@@ -1,0 +1,106 @@
+//! Products of aligned matrices, on the faster of cuBLASLt and Kiln's own Hopper kernels: measured once per shape and cached
+//! on disk.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use kiln_base::lock;
+
+use super::cublaslt::{CublasLtGemm, RowScaling};
+use super::hopper::HopperGemm;
+use super::shape::{GemmShape, Operands};
+use crate::cache::CacheKey;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::queue::Queue;
+
+/// Both implementations, and which one is faster.
+pub(crate) struct FastGemm {
+    /// cuBLASLt, or why it is not used.
+    pub cublaslt: Result<CublasLtGemm>,
+    hopper: HopperGemm,
+    choices: Mutex<HashMap<GemmShape, Implementation>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Implementation {
+    CublasLt,
+    Hopper,
+}
+
+impl FastGemm {
+    pub fn new(cublaslt: Result<CublasLtGemm>) -> FastGemm {
+        FastGemm { cublaslt, hopper: HopperGemm::default(), choices: Mutex::default() }
+    }
+
+    /// Whether one of them takes the product.
+    pub fn supports(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> bool {
+        HopperGemm::supports(cx, shape, operands)
+            || self.cublaslt.is_ok() && CublasLtGemm::supports(shape, operands)
+    }
+
+    /// Runs a product that is supported.
+    pub fn run(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<RowScaling> {
+        match (self.choose(cx, shape, operands)?, &self.cublaslt) {
+            (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.run(cx, shape, operands),
+            _ => self.hopper.run(cx, shape, operands).map(|()| RowScaling::Applied),
+        }
+    }
+
+    /// Whether [`FastGemm::run`] applies the row scales.
+    pub fn applies_scales(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<bool> {
+        match (self.choose(cx, shape, operands)?, &self.cublaslt) {
+            (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.applies_scales(cx, shape, operands),
+            _ => Ok(true),
+        }
+    }
+
+    fn choose(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Implementation> {
+        let Ok(cublaslt) = &self.cublaslt else { return Ok(Implementation::Hopper) };
+        match (CublasLtGemm::supports(shape, operands), HopperGemm::supports(cx, shape, operands)) {
+            (false, _) => return Ok(Implementation::Hopper),
+            (true, false) => return Ok(Implementation::CublasLt),
+            (true, true) if !shape.is_worth_timing() => return Ok(Implementation::CublasLt),
+            (true, true) => {}
+        }
+        // Locked while they are measured: two at once would disturb each other.
+        let mut choices = lock(&self.choices);
+        if let Some(choice) = choices.get(shape) {
+            return Ok(*choice);
+        }
+        let choice = self.measured(cx, cublaslt, shape, operands)?;
+        choices.insert(*shape, choice);
+        Ok(choice)
+    }
+
+    fn measured(
+        &self,
+        cx: &Context,
+        cublaslt: &CublasLtGemm,
+        shape: &GemmShape,
+        operands: &Operands,
+    ) -> Result<Implementation> {
+        use Implementation::{CublasLt, Hopper};
+        let device = cx.device("cuEventSynchronize")?;
+        let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
+        let key =
+            CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), cx.gpu().name.as_bytes()]);
+        match device.cache.get(&key).as_deref() {
+            Some(b"cublaslt") => return Ok(CublasLt),
+            Some(b"hopper") => return Ok(Hopper),
+            _ => {}
+        }
+        // Use scratch memory: a product that accumulates into its result cannot be repeated in place.
+        let Some(scratch) = Queue::allocate(cx, shape.out_bytes())? else { return Ok(CublasLt) };
+        let trial = Operands { out: scratch.ptr(cx), ..*operands };
+        let hopper = cx.time_repeated(|| self.hopper.run(cx, shape, &trial))?;
+        let choice = match cx.time_repeated(|| cublaslt.run(cx, shape, &trial).map(drop)) {
+            Ok(milliseconds) if milliseconds <= hopper => CublasLt,
+            // cuBLASLt does not support some sizes.
+            Ok(_) | Err(Error::Call { .. }) => Hopper,
+            Err(e) => return Err(e),
+        };
+        device.cache.put(&key, if choice == CublasLt { b"cublaslt" } else { b"hopper" });
+        Ok(choice)
+    }
+}

@@ -1,0 +1,314 @@
+//! Matrix products on Hopper with Kiln's own kernels. Which tiling is fastest is measured once per shape and cached on disk.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use kiln_base::lock;
+use kiln_tensor::DType;
+
+use super::shape::{GemmShape, Operands};
+use crate::cache::CacheKey;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::kernels::{HopperGemmArgs, Kernel, kernels};
+use crate::queue::{DeviceBuffer, Queue};
+use crate::sys::driver::TensorMap;
+use crate::tensor_map::{BOX_BYTES, MapElement};
+
+kernels! {
+    "gemm_hopper_bf16" {
+        GemmBf16(args: HopperGemmArgs):
+            BF16_256 = "gemm_hopper_bf16_256", BF16_128 = "gemm_hopper_bf16_128";
+    }
+    "gemm_hopper_columns" {
+        GemmColumns(args: HopperGemmArgs):
+            W_COLUMNS_256 = "gemm_hopper_w_columns_256", W_COLUMNS_128 = "gemm_hopper_w_columns_128",
+            COLUMNS_256 = "gemm_hopper_columns_256", COLUMNS_128 = "gemm_hopper_columns_128";
+    }
+    "gemm_hopper_fp8" {
+        GemmFp8(args: HopperGemmArgs):
+            FP8_256 = "gemm_hopper_fp8_256", FP8_128 = "gemm_hopper_fp8_128";
+    }
+    "gemm_hopper_int8" {
+        GemmInt8(args: HopperGemmArgs):
+            INT8_256 = "gemm_hopper_int8_256", INT8_128 = "gemm_hopper_int8_128";
+    }
+}
+
+/// Rows of a block's tile, blocks of a cluster, side of a box, and threads, as in `gemm_hopper.cu`.
+const ROWS: usize = 128;
+const CLUSTER: usize = 2;
+const BOX: usize = 64;
+const THREADS: usize = 384;
+
+/// How a product is divided among clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tiling {
+    /// Columns of a tile: 256 or 128.
+    columns: usize,
+    /// Tiles along the rows that follow each other.
+    group: usize,
+    /// Whether tiles that don't divide evenly are split along the sum.
+    split: bool,
+}
+
+impl Tiling {
+    /// What is measured; the first one is for products that are not worth it.
+    const ALL: [Tiling; 8] = [
+        Tiling { columns: 128, group: 4, split: false },
+        Tiling { columns: 128, group: 4, split: true },
+        Tiling { columns: 256, group: 4, split: false },
+        Tiling { columns: 256, group: 4, split: true },
+        Tiling { columns: 256, group: 8, split: false },
+        Tiling { columns: 256, group: 8, split: true },
+        Tiling { columns: 256, group: 64, split: false },
+        Tiling { columns: 256, group: 64, split: true },
+    ];
+
+    /// The kernel for this number of columns.
+    fn pick<P>(self, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
+        if self.columns == 256 { wide } else { narrow }
+    }
+
+    /// Bytes of shared memory: stages of both operands, results, barriers, and alignment to 1024.
+    fn shared_bytes(self) -> usize {
+        let stages = if self.columns == 256 { 4 } else { 6 };
+        stages * (ROWS + self.columns) * BOX_BYTES + 4 * BOX * BOX_BYTES + 16 * stages + 1024
+    }
+}
+
+/// The tiles of a product, and how they are shared by clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    tiles_m: usize,
+    tiles_n: usize,
+    tiles_all: usize,
+    /// Steps of 128 bytes along the sum.
+    steps: usize,
+    clusters: usize,
+    /// Tiles whose steps are shared evenly by all clusters.
+    split_tiles: usize,
+}
+
+impl Division {
+    /// `clusters`: those that the GPU runs at once.
+    fn new(shape: &GemmShape, tiling: Tiling, clusters: usize) -> Division {
+        let tiles_m = shape.rows.div_ceil(ROWS * CLUSTER);
+        let tiles_n = shape.n.div_ceil(tiling.columns);
+        let tiles_all = tiles_n * shape.batch;
+        let (tiles, steps) = (tiles_m * tiles_all, (shape.k * shape.dtype.size()).div_ceil(BOX_BYTES));
+        let rest = tiles % clusters;
+        let split_tiles = match tiling.split && rest > 0 {
+            // Fewer steps than clusters would leave some without work.
+            true if tiles < clusters && tiles * steps >= clusters => tiles,
+            // One whole tile more for each, so that every share is at least a tile.
+            true if tiles > clusters => rest + clusters,
+            _ => 0,
+        };
+        let clusters = if split_tiles > 0 { clusters } else { clusters.min(tiles) };
+        Division { tiles_m, tiles_n, tiles_all, steps, clusters, split_tiles }
+    }
+}
+
+/// The products and their tilings.
+#[derive(Default)]
+pub(crate) struct HopperGemm {
+    tilings: Mutex<HashMap<GemmShape, Tiling>>,
+}
+
+impl HopperGemm {
+    /// Whether the kernels take the product: aligned rows and addresses, pairs of columns.
+    pub fn supports(cx: &Context, shape: &GemmShape, operands: &Operands) -> bool {
+        let size = shape.dtype.size();
+        let typed = match shape.dtype {
+            DType::BF16 => !shape.x_is_k_by_rows || shape.w_is_k_by_n,
+            DType::F8E4M3 | DType::I8 => {
+                !shape.x_is_k_by_rows && !shape.w_is_k_by_n && operands.scales.is_some()
+            }
+            _ => false,
+        };
+        let out = shape.out_dtype.size();
+        let rows = [shape.ldx * size, shape.ldw * size, shape.ldo * out, shape.ldadd * out];
+        let strides = [shape.stride_w * size, shape.stride_out * out];
+        let aligned = rows.iter().chain(if shape.batch > 1 { &strides[..] } else { &[] }).all(|n| n % 16 == 0);
+        let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out, operands.bias.unwrap_or(0)];
+        let scales = operands.scales.unwrap_or_default();
+        cx.gpu().capability == (9, 0)
+            && typed
+            && aligned
+            && shape.n % 2 == 0
+            && shape.k > 0
+            && matches!(shape.out_dtype, DType::BF16 | DType::F32)
+            && at.iter().all(|at| at % 16 == 0)
+            && scales.iter().all(|at| at % 8 == 0)
+    }
+
+    /// Runs a product.
+    pub fn run(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<()> {
+        let tiling = self.tiling(cx, shape, operands)?;
+        launch(cx, shape, operands, tiling)
+    }
+
+    fn tiling(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
+        // Locked while tilings are measured: two at once would disturb each other.
+        let mut tilings = lock(&self.tilings);
+        if let Some(tiling) = tilings.get(shape) {
+            return Ok(*tiling);
+        }
+        let tiling = match shape.is_worth_timing() {
+            true => measured(cx, shape, operands)?,
+            false => Tiling::ALL[0],
+        };
+        tilings.insert(*shape, tiling);
+        Ok(tiling)
+    }
+}
+
+/// The fastest tiling, from the disk cache if it is there.
+fn measured(cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
+    let device = cx.device("cuEventSynchronize")?;
+    let (text, all) = (format!("{shape:?}"), format!("{:?}", Tiling::ALL));
+    let key =
+        CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), cx.gpu().name.as_bytes()]);
+    let cached = device.cache.get(&key).and_then(|bytes| Tiling::ALL.get(usize::from(*bytes.first()?)));
+    if let Some(tiling) = cached {
+        return Ok(*tiling);
+    }
+    let Some(scratch) = Queue::allocate(cx, shape.out_bytes())? else { return Ok(Tiling::ALL[0]) };
+    let trial = Operands { out: scratch.ptr(cx), ..*operands };
+    let mut best = (f32::INFINITY, 0);
+    for (i, &tiling) in Tiling::ALL.iter().enumerate() {
+        let milliseconds = cx.time_repeated(|| launch(cx, shape, &trial, tiling))?;
+        if milliseconds < best.0 {
+            best = (milliseconds, i);
+        }
+    }
+    device.cache.put(&key, &[best.1 as u8]);
+    Ok(Tiling::ALL[best.1])
+}
+
+fn launch(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
+    let clusters = (cx.gpu().multiprocessors.max(1) as usize / CLUSTER).max(1);
+    let division = Division::new(shape, tiling, clusters);
+    let blocks = division.clusters * CLUSTER;
+    let shared_steps = division.split_tiles * division.steps;
+    let partials = match division.split_tiles {
+        0 => None,
+        _ => Some((partials(cx, blocks * ROWS * tiling.columns * 4)?, cx.shared().flags.ptr(cx)?)),
+    };
+    let [x, w, out] = maps(cx, shape, operands, tiling)?;
+    let size = |n: usize| {
+        i32::try_from(n).map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
+    };
+    let [w_scales, x_scales] = operands.scales.unwrap_or_default();
+    let args = HopperGemmArgs {
+        x,
+        w,
+        out,
+        bias: operands.bias.unwrap_or(0),
+        x_scales,
+        w_scales,
+        add: operands.add.unwrap_or(0),
+        to: operands.out,
+        ldadd: shape.ldadd as i64,
+        ldo: shape.ldo as i64,
+        stride_out: shape.stride_out as i64,
+        alpha: operands.alpha,
+        bf16_out: i32::from(shape.out_dtype == DType::BF16),
+        rows: size(shape.rows)?,
+        n: size(shape.n)?,
+        steps: size(division.steps)?,
+        tiles_m: size(division.tiles_m)?,
+        tiles_n: size(division.tiles_n)?,
+        tiles_all: size(division.tiles_all)?,
+        group: size(tiling.group.min(division.tiles_m))?,
+        split_tiles: size(division.split_tiles)?,
+        steps_per_cluster: size(shared_steps / division.clusters)?,
+        longer_clusters: size(shared_steps % division.clusters)?,
+        partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(cx)),
+        ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
+    };
+    let (grid, shared) = ([blocks, 1], tiling.shared_bytes());
+    match (shape.dtype, shape.x_is_k_by_rows, shape.w_is_k_by_n) {
+        (DType::F8E4M3, ..) => {
+            tiling.pick(FP8_256, FP8_128).launch(cx, grid, THREADS, shared, &GemmFp8 { args })
+        }
+        (DType::I8, ..) => tiling.pick(INT8_256, INT8_128).launch(cx, grid, THREADS, shared, &GemmInt8 { args }),
+        (_, false, false) => {
+            tiling.pick(BF16_256, BF16_128).launch(cx, grid, THREADS, shared, &GemmBf16 { args })
+        }
+        (_, false, true) => {
+            let kernel = tiling.pick(W_COLUMNS_256, W_COLUMNS_128);
+            kernel.launch(cx, grid, THREADS, shared, &GemmColumns { args })
+        }
+        (_, true, _) => {
+            let kernel = tiling.pick(COLUMNS_256, COLUMNS_128);
+            kernel.launch(cx, grid, THREADS, shared, &GemmColumns { args })
+        }
+    }
+}
+
+fn partials(cx: &Context, bytes: usize) -> Result<DeviceBuffer> {
+    let none = || Error::Call { call: "cuMemAlloc", what: "no memory for partial sums".into() };
+    Queue::allocate(cx, bytes)?.ok_or_else(none)
+}
+
+/// The maps of both operands and of a bf16 result.
+fn maps(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<[TensorMap; 3]> {
+    let GemmShape { rows, n, k, batch, .. } = *shape;
+    let element = if shape.dtype == DType::BF16 { MapElement::Bf16 } else { MapElement::Byte };
+    let driver = cx.driver();
+    let x = match shape.x_is_k_by_rows {
+        true => driver.encode_tensor_map(element, operands.x, [rows, k], [shape.ldx], [BOX])?,
+        false => driver.encode_tensor_map(element, operands.x, [k, rows], [shape.ldx], [ROWS])?,
+    };
+    // A single product's stride is not used, but has to be valid.
+    let stride = |stride: usize, rows: usize, ld: usize| if batch > 1 { stride } else { rows * ld };
+    let w = match shape.w_is_k_by_n {
+        true => {
+            let strides = [shape.ldw, stride(shape.stride_w, k, shape.ldw)];
+            driver.encode_tensor_map(element, operands.w, [n, k, batch], strides, [BOX, 1])?
+        }
+        false => {
+            let strides = [shape.ldw, stride(shape.stride_w, n, shape.ldw)];
+            driver.encode_tensor_map(element, operands.w, [k, n, batch], strides, [tiling.columns / 2, 1])?
+        }
+    };
+    let out = match shape.out_dtype {
+        DType::BF16 => {
+            let strides = [shape.ldo, stride(shape.stride_out, rows, shape.ldo)];
+            driver.encode_tensor_map(MapElement::Bf16, operands.out, [n, rows, batch], strides, [BOX, 1])?
+        }
+        _ => TensorMap::NONE,
+    };
+    Ok([x, w, out])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(rows: usize, n: usize, k: usize, split: bool) -> (usize, usize) {
+        let shape = GemmShape::packed([rows, n, k], DType::BF16, DType::BF16, false);
+        let division = Division::new(&shape, Tiling { columns: 256, group: 8, split }, 66);
+        (division.clusters, division.split_tiles)
+    }
+
+    #[test]
+    fn tiles_that_do_not_divide_evenly_are_split() {
+        assert_eq!(divided(4608, 3072, 3072, false), (66, 0));
+        // 18 x 12 tiles are 3 for each cluster and 18 more.
+        assert_eq!(divided(4608, 3072, 3072, true), (66, 18 + 66));
+        assert_eq!(divided(11 * 256, 6 * 256, 3072, true), (66, 0));
+        // Fewer tiles than clusters.
+        assert_eq!(divided(512, 3072, 3072, true), (66, 24));
+        assert_eq!(divided(512, 3072, 3072, false), (24, 0));
+        // Too few steps for all clusters.
+        assert_eq!(divided(256, 256, 64, true), (1, 0));
+    }
+
+    #[test]
+    fn a_block_has_enough_shared_memory() {
+        assert!(Tiling::ALL.iter().all(|tiling| tiling.shared_bytes() <= 227 << 10));
+    }
+}
