@@ -110,12 +110,6 @@ __device__ __forceinline__ float load_l2(const float *p) {
     return x;
 }
 
-__device__ __forceinline__ int load_l2(const int *p) {
-    int x;
-    asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-    return x;
-}
-
 // Waits until at most the N latest groups are in flight.
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");

@@ -126,6 +126,12 @@ __device__ __forceinline__ void wait_flag(unsigned *flag) {
     } while (!raised);
     asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
 }
+// load_l2 for integers.
+__device__ __forceinline__ int load_l2(const int *p) {
+    int x;
+    asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
 // Changes the number of registers of a warpgroup's threads.
 template <int N> __device__ __forceinline__ void decrease_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> __device__ __forceinline__ void increase_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
@@ -247,14 +253,14 @@ __device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], co
 #endif
 
 // Transposes 4x4 values among four adjacent lanes: lane t gets element t of each.
-template <class T> __device__ __forceinline__ void transpose_quad(T (&v)[4]) {
+__device__ __forceinline__ void transpose_quad(float (&v)[4]) {
 #pragma unroll
     for (int mask = 1; mask <= 2; mask++) {
         bool upper = threadIdx.x & mask;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i & mask) continue;
-            T got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i | mask], mask);
+            float got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i | mask], mask);
             (upper ? v[i] : v[i | mask]) = got;
         }
     }

@@ -152,12 +152,13 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
 }
 
 inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
-    uint32_t word = x, result;
-    emulator::warp_collective(&word, 1, &result, 1, [lane](emulator::Warp &w) {
-        for (int i = 0; i < 32; i++) w.out[i][0] = w.in[lane][0];
+    uint32_t words[2] = {x, (uint32_t)lane}, result;
+    emulator::warp_collective(words, 2, &result, 1, [](emulator::Warp &w) {
+        for (int i = 0; i < 32; i++) w.out[i][0] = w.in[w.in[i][1]][0];
     });
     return result;
 }
+inline float __shfl_sync(unsigned mask, float x, int lane) { return __uint_as_float(__shfl_sync(mask, bits_of(x), lane)); }
 
 inline void __syncwarp() {
     emulator::warp_collective(nullptr, 0, nullptr, 0, [](emulator::Warp &) {});

@@ -286,6 +286,8 @@ fn maps(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) ->
 
 #[cfg(test)]
 mod tests {
+    use kiln_tensor::bf16;
+
     use super::*;
 
     fn divided(rows: usize, n: usize, k: usize, split: bool) -> (usize, usize) {
@@ -305,6 +307,104 @@ mod tests {
         assert_eq!(divided(512, 3072, 3072, false), (24, 0));
         // Too few steps for all clusters.
         assert_eq!(divided(256, 256, 64, true), (1, 0));
+    }
+
+    /// Small numbers, exact in every dtype, and their sums in f32.
+    fn value(i: usize) -> f32 {
+        (i * 7919 % 31) as f32 / 4.0 - 3.75
+    }
+
+    fn upload(cx: &Context, bytes: &[u8]) -> DeviceBuffer {
+        let buffer = cx.allocate(bytes.len()).unwrap();
+        cx.upload(bytes, buffer.ptr(cx)).unwrap();
+        buffer
+    }
+
+    /// All tilings of one product: with a bias and a summand in f32, plain in bf16.
+    fn check_tilings(cx: &Context, dtype: DType, [x_columns, w_columns]: [bool; 2], out_dtype: DType) {
+        let plain = out_dtype == DType::BF16;
+        let (rows, n, k, batch) = (328, 264, 160, if dtype == DType::BF16 && !w_columns { 2 } else { 1 });
+        let encode = |i: usize| match dtype {
+            DType::BF16 => bf16::from_f32(value(i)).to_le_bytes().to_vec(),
+            DType::I8 => vec![(4.0 * value(i)) as i8 as u8],
+            // Powers of two from 2^-6 on, and their negatives.
+            _ => vec![((1 + i * 7919 % 15) << 3 | (i % 3 % 2) << 7) as u8],
+        };
+        let decode = |i: usize| match dtype {
+            DType::BF16 => value(i),
+            DType::I8 => (4.0 * value(i)).trunc(),
+            _ => (2f32).powi((1 + i * 7919 % 15) as i32 - 7) * if i % 3 % 2 == 1 { -1.0 } else { 1.0 },
+        };
+        let all = |count: usize, first: usize| (first..first + count).flat_map(encode).collect::<Vec<u8>>();
+        let floats = |count: usize| (0..count).flat_map(|i| value(i + 3).to_le_bytes()).collect::<Vec<u8>>();
+        let (x, w) = (upload(cx, &all(rows * k, 0)), upload(cx, &all(batch * n * k, 5)));
+        let (bias, add) = (upload(cx, &floats(batch * n)), upload(cx, &floats(batch * rows * n)));
+        let scales = [upload(cx, &floats(n)), upload(cx, &floats(rows))];
+        let out = cx.allocate(batch * rows * n * 4).unwrap();
+        let shape = GemmShape {
+            batch,
+            stride_w: n * k,
+            stride_out: rows * n,
+            ldx: if x_columns { rows } else { k },
+            ldw: if w_columns { n } else { k },
+            x_is_k_by_rows: x_columns,
+            w_is_k_by_n: w_columns,
+            ..GemmShape::packed([rows, n, k], dtype, out_dtype, !plain)
+        };
+        let operands = Operands {
+            w: w.ptr(cx),
+            x: x.ptr(cx),
+            add: (!plain).then(|| add.ptr(cx)),
+            out: out.ptr(cx),
+            alpha: 0.5,
+            bias: (!plain).then(|| bias.ptr(cx)),
+            scales: (dtype != DType::BF16).then(|| scales.each_ref().map(|scales| scales.ptr(cx))),
+        };
+        assert!(HopperGemm::supports(cx, &shape, &operands));
+        for tiling in Tiling::ALL {
+            cx.upload(&vec![0xff; batch * rows * n * 4], out.ptr(cx)).unwrap();
+            launch(cx, &shape, &operands, tiling).unwrap();
+            let mut bytes = vec![0; batch * rows * n * 4];
+            cx.download(out.ptr(cx), &mut bytes).unwrap();
+            // Some rows and columns of each tile.
+            for (b, row, column) in (0..2000).map(|i| (i % batch, i * 37 % rows, i * 101 % n)) {
+                let at = |first: usize, columns: bool, lines: usize, line: usize, i: usize| {
+                    decode(first + if columns { i * lines + line } else { line * k + i })
+                };
+                let product = |i| at(0, x_columns, rows, row, i) * at(5 + b * n * k, w_columns, n, column, i);
+                let sum: f32 = (0..k).map(product).sum();
+                let scale = if dtype == DType::BF16 { 1.0 } else { value(row + 3) * value(column + 3) };
+                let place = (b * rows + row) * n + column;
+                let added = if plain { 0.0 } else { value(b * n + column + 3) + value(place + 3) };
+                let expected = 0.5 * scale * sum + added;
+                let got = match plain {
+                    true => bf16::from_le_bytes([bytes[2 * place], bytes[2 * place + 1]]).to_f32(),
+                    false => f32::from_le_bytes(bytes[4 * place..][..4].try_into().unwrap()),
+                };
+                let relative = if plain { 1.0 / 256.0 } else { 1e-5 };
+                let tolerance = relative * (sum * scale).abs().max(100.0);
+                assert!(
+                    (got - expected).abs() <= tolerance,
+                    "{dtype:?} {tiling:?} {b} {row} {column}: {got} {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_tiling_gives_the_product() {
+        let cx = match Context::new(&crate::Options::default()) {
+            Ok(cx) if cx.gpu().capability == (9, 0) => cx,
+            Ok(_) => return println!("skipped: not a Hopper GPU"),
+            Err(e) => return println!("skipped: no GPU to test on: {e}"),
+        };
+        for out_dtype in [DType::F32, DType::BF16] {
+            for columns in [[false, false], [false, true], [true, true]] {
+                check_tilings(&cx, DType::BF16, columns, out_dtype);
+            }
+            check_tilings(&cx, DType::F8E4M3, [false, false], out_dtype);
+            check_tilings(&cx, DType::I8, [false, false], out_dtype);
+        }
     }
 
     #[test]
