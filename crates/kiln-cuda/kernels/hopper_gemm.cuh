@@ -4,6 +4,10 @@
 // multiply 64 rows each. Clusters are persistent, and where tiles don't divide evenly among them, some are split along
 // the sum: a cluster stores the sums of its part, and the one with the tile's last part adds them up, always in the same
 // order.
+// Of cuBLASLt's speed on an H200, 4608 rows: sums of 3072 0.95 in bf16, 0.87 in fp8; of 12288 and more 1.0. 512 rows: 0.65 to
+// 0.95. Without storing results it is 1.0 and 0.98: what is left is a tile's end, when no warpgroup multiplies. No gain: storing
+// from registers, 16 bytes a lane; storing between the steps of the next tile (10 % slower, some registers spill); one
+// warpgroup a step behind the other.
 
 const int ROWS = 128, BOX = 64;
 // Bytes of a row of a box; of 64 rows.

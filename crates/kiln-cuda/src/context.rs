@@ -81,8 +81,12 @@ impl Context {
 
     /// What the last bits of results depend on: the GPU, the matmul library and the kernels.
     pub fn numerics(&self) -> String {
-        let products =
-            self.shared.gemm.cublaslt.as_ref().map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
+        let products = self
+            .shared
+            .gemm
+            .cublaslt
+            .as_ref()
+            .map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
         format!("cuda ({}, {products}, {})", self.gpu().name, self.queue.images().numerics())
     }
 

@@ -57,8 +57,7 @@ pub struct Gpu {
     pub ordinal: usize,
     /// Its name.
     pub name: String,
-    /// Compute capability that kernels are chosen by: the hardware's, unless [`Options::kernels`](crate::Options::kernels)
-    /// names another.
+    /// Compute capability that kernels are chosen by: the hardware's, unless the backend's options name another.
     pub capability: (i32, i32),
     /// Compute capability of the hardware.
     pub hardware: (i32, i32),

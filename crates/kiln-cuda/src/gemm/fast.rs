@@ -83,8 +83,7 @@ impl FastGemm {
         use Implementation::{CublasLt, Hopper};
         let device = cx.device("cuEventSynchronize")?;
         let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
-        let key =
-            CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), cx.gpu().name.as_bytes()]);
+        let key = CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), cx.gpu().name.as_bytes()]);
         match device.cache.get(&key).as_deref() {
             Some(b"cublaslt") => return Ok(CublasLt),
             Some(b"hopper") => return Ok(Hopper),

@@ -130,13 +130,15 @@ impl HopperGemm {
         let out = shape.out_dtype.size();
         let rows = [shape.ldx * size, shape.ldw * size, shape.ldo * out, shape.ldadd * out];
         let strides = [shape.stride_w * size, shape.stride_out * out];
-        let aligned = rows.iter().chain(if shape.batch > 1 { &strides[..] } else { &[] }).all(|n| n % 16 == 0);
-        let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out, operands.bias.unwrap_or(0)];
+        let aligned =
+            rows.iter().chain(if shape.batch > 1 { &strides[..] } else { &[] }).all(|n| n % 16 == 0);
+        let at =
+            [operands.w, operands.x, operands.add.unwrap_or(0), operands.out, operands.bias.unwrap_or(0)];
         let scales = operands.scales.unwrap_or_default();
         cx.gpu().capability == (9, 0)
             && typed
             && aligned
-            && shape.n % 2 == 0
+            && shape.n.is_multiple_of(2)
             && shape.k > 0
             && matches!(shape.out_dtype, DType::BF16 | DType::F32)
             && at.iter().all(|at| at % 16 == 0)
@@ -168,8 +170,7 @@ impl HopperGemm {
 fn measured(cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
     let device = cx.device("cuEventSynchronize")?;
     let (text, all) = (format!("{shape:?}"), format!("{:?}", Tiling::ALL));
-    let key =
-        CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), cx.gpu().name.as_bytes()]);
+    let key = CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), cx.gpu().name.as_bytes()]);
     let cached = device.cache.get(&key).and_then(|bytes| Tiling::ALL.get(usize::from(*bytes.first()?)));
     if let Some(tiling) = cached {
         return Ok(*tiling);
@@ -198,7 +199,8 @@ fn launch(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) 
     };
     let [x, w, out] = maps(cx, shape, operands, tiling)?;
     let size = |n: usize| {
-        i32::try_from(n).map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
+        i32::try_from(n)
+            .map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
     };
     let [w_scales, x_scales] = operands.scales.unwrap_or_default();
     let args = HopperGemmArgs {
@@ -233,7 +235,9 @@ fn launch(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) 
         (DType::F8E4M3, ..) => {
             tiling.pick(FP8_256, FP8_128).launch(cx, grid, THREADS, shared, &GemmFp8 { args })
         }
-        (DType::I8, ..) => tiling.pick(INT8_256, INT8_128).launch(cx, grid, THREADS, shared, &GemmInt8 { args }),
+        (DType::I8, ..) => {
+            tiling.pick(INT8_256, INT8_128).launch(cx, grid, THREADS, shared, &GemmInt8 { args })
+        }
         (_, false, false) => {
             tiling.pick(BF16_256, BF16_128).launch(cx, grid, THREADS, shared, &GemmBf16 { args })
         }

@@ -9,8 +9,8 @@ pub(crate) mod tests;
 
 pub(crate) use arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
-    HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS, MmaAttentionBackwardArgs,
-    PackedMatrixArgs, ProdigyArgs, Segments,
+    HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS,
+    MmaAttentionBackwardArgs, PackedMatrixArgs, ProdigyArgs, Segments,
 };
 #[cfg(test)]
 pub(crate) use kernel::KernelArgument;

@@ -38,7 +38,13 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         let mut maps = [TensorMap::NONE; MAX_SEGMENTS];
         let width = (heads * DIM) as usize;
         for (i, (map, rows)) in maps.iter_mut().zip(s.rows()).enumerate() {
-            *map = cx.check(cx.driver().encode_tensor_map(MapElement::Bf16, s.start[i], [width, rows], [width], [tile]))?;
+            *map = cx.check(cx.driver().encode_tensor_map(
+                MapElement::Bf16,
+                s.start[i],
+                [width, rows],
+                [width],
+                [tile],
+            ))?;
         }
         Ok(maps)
     };

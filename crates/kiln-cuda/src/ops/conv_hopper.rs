@@ -62,13 +62,19 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<()> 
     };
     let (taps, rows) = (side * side, TILE_SIDE + side - 1);
     let x = cx.driver().encode_tensor_map(
-        MapElement::Bf16, args.x,
+        MapElement::Bf16,
+        args.x,
         [channels, width, height],
         [channels, width * channels],
         [TILE_SIDE, rows],
     );
-    let w =
-        cx.driver().encode_tensor_map(MapElement::Bf16, weights, [channels, taps, phases * n], [channels, step], [1, columns]);
+    let w = cx.driver().encode_tensor_map(
+        MapElement::Bf16,
+        weights,
+        [channels, taps, phases * n],
+        [channels, step],
+        [1, columns],
+    );
     let (tiles_x, tiles_y) = (out_width.div_ceil(TILE_SIDE), out_height.div_ceil(TILE_SIDE));
     let tiles_n = n.div_ceil(columns);
     let tiles = tiles_x * tiles_y * tiles_n * phases;

@@ -162,7 +162,13 @@ impl BackwardCall {
         let width = self.size.heads * hopper::DIM;
         let map = |x: &CudaTensor, tile: usize| -> Result<TensorMap> {
             let rows = x.shape().rows();
-            cx.check(cx.driver().encode_tensor_map(MapElement::Bf16, x.ptr(cx), [width, rows], [width], [tile]))
+            cx.check(cx.driver().encode_tensor_map(
+                MapElement::Bf16,
+                x.ptr(cx),
+                [width, rows],
+                [width],
+                [tile],
+            ))
         };
         let [dq, dk, dv] = self.gradients.each_ref().map(|gradient| gradient.ptr(cx));
         let args = HopperAttentionBackwardArgs {
