@@ -10,7 +10,6 @@ use super::cublaslt::{CublasLtGemm, RowScaling};
 use super::hopper::HopperGemm;
 use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
-use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::queue::Queue;
 
@@ -34,30 +33,30 @@ impl FastGemm {
     }
 
     /// Whether one of them takes the product.
-    pub fn supports(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> bool {
-        HopperGemm::supports(cx, shape, operands)
+    pub fn supports(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
+        HopperGemm::supports(queue, shape, operands)
             || self.cublaslt.is_ok() && CublasLtGemm::supports(shape, operands)
     }
 
     /// Runs a product that is supported.
-    pub fn run(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<RowScaling> {
-        match (self.choose(cx, shape, operands)?, &self.cublaslt) {
-            (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.run(cx, shape, operands),
-            _ => self.hopper.run(cx, shape, operands).map(|()| RowScaling::Applied),
+    pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<RowScaling> {
+        match (self.choose(queue, shape, operands)?, &self.cublaslt) {
+            (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.run(queue, shape, operands),
+            _ => self.hopper.run(queue, shape, operands).map(|()| RowScaling::Applied),
         }
     }
 
     /// Whether [`FastGemm::run`] applies the row scales.
-    pub fn applies_scales(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<bool> {
-        match (self.choose(cx, shape, operands)?, &self.cublaslt) {
-            (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.applies_scales(cx, shape, operands),
+    pub fn applies_scales(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<bool> {
+        match (self.choose(queue, shape, operands)?, &self.cublaslt) {
+            (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.applies_scales(queue, shape, operands),
             _ => Ok(true),
         }
     }
 
-    fn choose(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Implementation> {
+    fn choose(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Implementation> {
         let Ok(cublaslt) = &self.cublaslt else { return Ok(Implementation::Hopper) };
-        match (CublasLtGemm::supports(shape, operands), HopperGemm::supports(cx, shape, operands)) {
+        match (CublasLtGemm::supports(shape, operands), HopperGemm::supports(queue, shape, operands)) {
             (false, _) => return Ok(Implementation::Hopper),
             (true, false) => return Ok(Implementation::CublasLt),
             (true, true) if !shape.is_worth_timing() => return Ok(Implementation::CublasLt),
@@ -68,32 +67,33 @@ impl FastGemm {
         if let Some(choice) = choices.get(shape) {
             return Ok(*choice);
         }
-        let choice = self.measured(cx, cublaslt, shape, operands)?;
+        let choice = self.measured(queue, cublaslt, shape, operands)?;
         choices.insert(*shape, choice);
         Ok(choice)
     }
 
     fn measured(
         &self,
-        cx: &Context,
+        queue: &Queue,
         cublaslt: &CublasLtGemm,
         shape: &GemmShape,
         operands: &Operands,
     ) -> Result<Implementation> {
         use Implementation::{CublasLt, Hopper};
-        let device = cx.device("cuEventSynchronize")?;
+        let device = queue.device("cuEventSynchronize")?;
         let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
-        let key = CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), cx.gpu().name.as_bytes()]);
+        let key =
+            CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), queue.gpu().name.as_bytes()]);
         match device.cache.get(&key).as_deref() {
             Some(b"cublaslt") => return Ok(CublasLt),
             Some(b"hopper") => return Ok(Hopper),
             _ => {}
         }
         // Use scratch memory: a product that accumulates into its result cannot be repeated in place.
-        let Some(scratch) = Queue::allocate(cx, shape.out_bytes())? else { return Ok(CublasLt) };
-        let trial = Operands { out: scratch.ptr(cx), ..*operands };
-        let hopper = cx.time_repeated(|| self.hopper.run(cx, shape, &trial))?;
-        let choice = match cx.time_repeated(|| cublaslt.run(cx, shape, &trial).map(drop)) {
+        let Some(scratch) = queue.allocate(shape.out_bytes())? else { return Ok(CublasLt) };
+        let trial = Operands { out: scratch.ptr(queue), ..*operands };
+        let hopper = queue.time_repeated(|| self.hopper.run(queue, shape, &trial))?;
+        let choice = match queue.time_repeated(|| cublaslt.run(queue, shape, &trial).map(drop)) {
             Ok(milliseconds) if milliseconds <= hopper => CublasLt,
             // cuBLASLt does not support some sizes.
             Ok(_) | Err(Error::Call { .. }) => Hopper,

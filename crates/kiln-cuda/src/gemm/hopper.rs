@@ -8,8 +8,8 @@ use kiln_tensor::DType;
 
 use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
-use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::flags::BlockFlags;
 use crate::kernels::{HopperGemmArgs, Kernel, kernels};
 use crate::queue::{DeviceBuffer, Queue};
 use crate::sys::driver::TensorMap;
@@ -113,12 +113,13 @@ impl Division {
 /// The products and their tilings.
 #[derive(Default)]
 pub(crate) struct HopperGemm {
+    flags: BlockFlags,
     tilings: Mutex<HashMap<GemmShape, Tiling>>,
 }
 
 impl HopperGemm {
     /// Whether the kernels take the product: aligned rows and addresses, pairs of columns.
-    pub fn supports(cx: &Context, shape: &GemmShape, operands: &Operands) -> bool {
+    pub fn supports(queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
         let size = shape.dtype.size();
         let typed = match shape.dtype {
             DType::BF16 => !shape.x_is_k_by_rows || shape.w_is_k_by_n,
@@ -135,7 +136,7 @@ impl HopperGemm {
         let at =
             [operands.w, operands.x, operands.add.unwrap_or(0), operands.out, operands.bias.unwrap_or(0)];
         let scales = operands.scales.unwrap_or_default();
-        cx.gpu().capability == (9, 0)
+        queue.gpu().capability == (9, 0)
             && typed
             && aligned
             && shape.n.is_multiple_of(2)
@@ -146,122 +147,122 @@ impl HopperGemm {
     }
 
     /// Runs a product.
-    pub fn run(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<()> {
-        let tiling = self.tiling(cx, shape, operands)?;
-        launch(cx, shape, operands, tiling)
+    pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
+        let tiling = self.tiling(queue, shape, operands)?;
+        self.launch(queue, shape, operands, tiling)
     }
 
-    fn tiling(&self, cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
+    fn tiling(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
         // Locked while tilings are measured: two at once would disturb each other.
         let mut tilings = lock(&self.tilings);
         if let Some(tiling) = tilings.get(shape) {
             return Ok(*tiling);
         }
         let tiling = match shape.is_worth_timing() {
-            true => measured(cx, shape, operands)?,
+            true => self.measured(queue, shape, operands)?,
             false => Tiling::ALL[0],
         };
         tilings.insert(*shape, tiling);
         Ok(tiling)
     }
+
+    /// The fastest tiling, from the disk cache if it is there.
+    fn measured(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
+        let device = queue.device("cuEventSynchronize")?;
+        let (text, all) = (format!("{shape:?}"), format!("{:?}", Tiling::ALL));
+        let key = CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), queue.gpu().name.as_bytes()]);
+        let cached = device.cache.get(&key).and_then(|bytes| Tiling::ALL.get(usize::from(*bytes.first()?)));
+        if let Some(tiling) = cached {
+            return Ok(*tiling);
+        }
+        let Some(scratch) = queue.allocate(shape.out_bytes())? else { return Ok(Tiling::ALL[0]) };
+        let trial = Operands { out: scratch.ptr(queue), ..*operands };
+        let mut best = (f32::INFINITY, 0);
+        for (i, &tiling) in Tiling::ALL.iter().enumerate() {
+            let milliseconds = queue.time_repeated(|| self.launch(queue, shape, &trial, tiling))?;
+            if milliseconds < best.0 {
+                best = (milliseconds, i);
+            }
+        }
+        device.cache.put(&key, &[best.1 as u8]);
+        Ok(Tiling::ALL[best.1])
+    }
+
+    fn launch(&self, queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
+        let clusters = (queue.gpu().multiprocessors.max(1) as usize / CLUSTER).max(1);
+        let division = Division::new(shape, tiling, clusters);
+        let blocks = division.clusters * CLUSTER;
+        let shared_steps = division.split_tiles * division.steps;
+        let partials = match division.split_tiles {
+            0 => None,
+            _ => Some((partials(queue, blocks * ROWS * tiling.columns * 4)?, self.flags.ptr(queue)?)),
+        };
+        let [x, w, out] = maps(queue, shape, operands, tiling)?;
+        let size = |n: usize| {
+            i32::try_from(n)
+                .map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
+        };
+        let [w_scales, x_scales] = operands.scales.unwrap_or_default();
+        let args = HopperGemmArgs {
+            x,
+            w,
+            out,
+            bias: operands.bias.unwrap_or(0),
+            x_scales,
+            w_scales,
+            add: operands.add.unwrap_or(0),
+            to: operands.out,
+            ldadd: shape.ldadd as i64,
+            ldo: shape.ldo as i64,
+            stride_out: shape.stride_out as i64,
+            alpha: operands.alpha,
+            bf16_out: i32::from(shape.out_dtype == DType::BF16),
+            rows: size(shape.rows)?,
+            n: size(shape.n)?,
+            steps: size(division.steps)?,
+            tiles_m: size(division.tiles_m)?,
+            tiles_n: size(division.tiles_n)?,
+            tiles_all: size(division.tiles_all)?,
+            group: size(tiling.group.min(division.tiles_m))?,
+            split_tiles: size(division.split_tiles)?,
+            steps_per_cluster: size(shared_steps / division.clusters)?,
+            longer_clusters: size(shared_steps % division.clusters)?,
+            partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(queue)),
+            ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
+        };
+        let (grid, shared) = ([blocks, 1], tiling.shared_bytes());
+        match (shape.dtype, shape.x_is_k_by_rows, shape.w_is_k_by_n) {
+            (DType::F8E4M3, ..) => {
+                tiling.pick(FP8_256, FP8_128).launch(queue, grid, THREADS, shared, &GemmFp8 { args })
+            }
+            (DType::I8, ..) => {
+                tiling.pick(INT8_256, INT8_128).launch(queue, grid, THREADS, shared, &GemmInt8 { args })
+            }
+            (_, false, false) => {
+                tiling.pick(BF16_256, BF16_128).launch(queue, grid, THREADS, shared, &GemmBf16 { args })
+            }
+            (_, false, true) => {
+                let kernel = tiling.pick(W_COLUMNS_256, W_COLUMNS_128);
+                kernel.launch(queue, grid, THREADS, shared, &GemmColumns { args })
+            }
+            (_, true, _) => {
+                let kernel = tiling.pick(COLUMNS_256, COLUMNS_128);
+                kernel.launch(queue, grid, THREADS, shared, &GemmColumns { args })
+            }
+        }
+    }
 }
 
-/// The fastest tiling, from the disk cache if it is there.
-fn measured(cx: &Context, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
-    let device = cx.device("cuEventSynchronize")?;
-    let (text, all) = (format!("{shape:?}"), format!("{:?}", Tiling::ALL));
-    let key = CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), cx.gpu().name.as_bytes()]);
-    let cached = device.cache.get(&key).and_then(|bytes| Tiling::ALL.get(usize::from(*bytes.first()?)));
-    if let Some(tiling) = cached {
-        return Ok(*tiling);
-    }
-    let Some(scratch) = Queue::allocate(cx, shape.out_bytes())? else { return Ok(Tiling::ALL[0]) };
-    let trial = Operands { out: scratch.ptr(cx), ..*operands };
-    let mut best = (f32::INFINITY, 0);
-    for (i, &tiling) in Tiling::ALL.iter().enumerate() {
-        let milliseconds = cx.time_repeated(|| launch(cx, shape, &trial, tiling))?;
-        if milliseconds < best.0 {
-            best = (milliseconds, i);
-        }
-    }
-    device.cache.put(&key, &[best.1 as u8]);
-    Ok(Tiling::ALL[best.1])
-}
-
-fn launch(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
-    let clusters = (cx.gpu().multiprocessors.max(1) as usize / CLUSTER).max(1);
-    let division = Division::new(shape, tiling, clusters);
-    let blocks = division.clusters * CLUSTER;
-    let shared_steps = division.split_tiles * division.steps;
-    let partials = match division.split_tiles {
-        0 => None,
-        _ => Some((partials(cx, blocks * ROWS * tiling.columns * 4)?, cx.shared().flags.ptr(cx)?)),
-    };
-    let [x, w, out] = maps(cx, shape, operands, tiling)?;
-    let size = |n: usize| {
-        i32::try_from(n)
-            .map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
-    };
-    let [w_scales, x_scales] = operands.scales.unwrap_or_default();
-    let args = HopperGemmArgs {
-        x,
-        w,
-        out,
-        bias: operands.bias.unwrap_or(0),
-        x_scales,
-        w_scales,
-        add: operands.add.unwrap_or(0),
-        to: operands.out,
-        ldadd: shape.ldadd as i64,
-        ldo: shape.ldo as i64,
-        stride_out: shape.stride_out as i64,
-        alpha: operands.alpha,
-        bf16_out: i32::from(shape.out_dtype == DType::BF16),
-        rows: size(shape.rows)?,
-        n: size(shape.n)?,
-        steps: size(division.steps)?,
-        tiles_m: size(division.tiles_m)?,
-        tiles_n: size(division.tiles_n)?,
-        tiles_all: size(division.tiles_all)?,
-        group: size(tiling.group.min(division.tiles_m))?,
-        split_tiles: size(division.split_tiles)?,
-        steps_per_cluster: size(shared_steps / division.clusters)?,
-        longer_clusters: size(shared_steps % division.clusters)?,
-        partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(cx)),
-        ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
-    };
-    let (grid, shared) = ([blocks, 1], tiling.shared_bytes());
-    match (shape.dtype, shape.x_is_k_by_rows, shape.w_is_k_by_n) {
-        (DType::F8E4M3, ..) => {
-            tiling.pick(FP8_256, FP8_128).launch(cx, grid, THREADS, shared, &GemmFp8 { args })
-        }
-        (DType::I8, ..) => {
-            tiling.pick(INT8_256, INT8_128).launch(cx, grid, THREADS, shared, &GemmInt8 { args })
-        }
-        (_, false, false) => {
-            tiling.pick(BF16_256, BF16_128).launch(cx, grid, THREADS, shared, &GemmBf16 { args })
-        }
-        (_, false, true) => {
-            let kernel = tiling.pick(W_COLUMNS_256, W_COLUMNS_128);
-            kernel.launch(cx, grid, THREADS, shared, &GemmColumns { args })
-        }
-        (_, true, _) => {
-            let kernel = tiling.pick(COLUMNS_256, COLUMNS_128);
-            kernel.launch(cx, grid, THREADS, shared, &GemmColumns { args })
-        }
-    }
-}
-
-fn partials(cx: &Context, bytes: usize) -> Result<DeviceBuffer> {
+fn partials(queue: &Queue, bytes: usize) -> Result<DeviceBuffer> {
     let none = || Error::Call { call: "cuMemAlloc", what: "no memory for partial sums".into() };
-    Queue::allocate(cx, bytes)?.ok_or_else(none)
+    queue.allocate(bytes)?.ok_or_else(none)
 }
 
 /// The maps of both operands and of a bf16 result.
-fn maps(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<[TensorMap; 3]> {
+fn maps(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<[TensorMap; 3]> {
     let GemmShape { rows, n, k, batch, .. } = *shape;
     let element = if shape.dtype == DType::BF16 { MapElement::Bf16 } else { MapElement::Byte };
-    let driver = cx.driver();
+    let driver = queue.driver();
     let x = match shape.x_is_k_by_rows {
         true => driver.encode_tensor_map(element, operands.x, [rows, k], [shape.ldx], [BOX])?,
         false => driver.encode_tensor_map(element, operands.x, [k, rows], [shape.ldx], [ROWS])?,
@@ -290,9 +291,12 @@ fn maps(cx: &Context, shape: &GemmShape, operands: &Operands, tiling: Tiling) ->
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kiln_tensor::bf16;
 
     use super::*;
+    use crate::device::Device;
 
     fn divided(rows: usize, n: usize, k: usize, split: bool) -> (usize, usize) {
         let shape = GemmShape::packed([rows, n, k], DType::BF16, DType::BF16, false);
@@ -318,14 +322,14 @@ mod tests {
         (i * 7919 % 31) as f32 / 4.0 - 3.75
     }
 
-    fn upload(cx: &Context, bytes: &[u8]) -> DeviceBuffer {
-        let buffer = cx.allocate(bytes.len()).unwrap();
-        cx.upload(bytes, buffer.ptr(cx)).unwrap();
+    fn upload(queue: &Queue, bytes: &[u8]) -> DeviceBuffer {
+        let buffer = queue.allocate(bytes.len()).unwrap().unwrap();
+        queue.upload(bytes, buffer.ptr(queue)).unwrap();
         buffer
     }
 
     /// All tilings of one product: with a bias and a summand in f32, plain in bf16.
-    fn check_tilings(cx: &Context, dtype: DType, [x_columns, w_columns]: [bool; 2], out_dtype: DType) {
+    fn check_tilings(queue: &Queue, dtype: DType, [x_columns, w_columns]: [bool; 2], out_dtype: DType) {
         let plain = out_dtype == DType::BF16;
         let (rows, n, k, batch) = (328, 264, 160, if dtype == DType::BF16 && !w_columns { 2 } else { 1 });
         let encode = |i: usize| match dtype {
@@ -341,10 +345,10 @@ mod tests {
         };
         let all = |count: usize, first: usize| (first..first + count).flat_map(encode).collect::<Vec<u8>>();
         let floats = |count: usize| (0..count).flat_map(|i| value(i + 3).to_le_bytes()).collect::<Vec<u8>>();
-        let (x, w) = (upload(cx, &all(rows * k, 0)), upload(cx, &all(batch * n * k, 5)));
-        let (bias, add) = (upload(cx, &floats(batch * n)), upload(cx, &floats(batch * rows * n)));
-        let scales = [upload(cx, &floats(n)), upload(cx, &floats(rows))];
-        let out = cx.allocate(batch * rows * n * 4).unwrap();
+        let (x, w) = (upload(queue, &all(rows * k, 0)), upload(queue, &all(batch * n * k, 5)));
+        let (bias, add) = (upload(queue, &floats(batch * n)), upload(queue, &floats(batch * rows * n)));
+        let scales = [upload(queue, &floats(n)), upload(queue, &floats(rows))];
+        let (gemm, out) = (HopperGemm::default(), queue.allocate(batch * rows * n * 4).unwrap().unwrap());
         let shape = GemmShape {
             batch,
             stride_w: n * k,
@@ -356,20 +360,20 @@ mod tests {
             ..GemmShape::packed([rows, n, k], dtype, out_dtype, !plain)
         };
         let operands = Operands {
-            w: w.ptr(cx),
-            x: x.ptr(cx),
-            add: (!plain).then(|| add.ptr(cx)),
-            out: out.ptr(cx),
+            w: w.ptr(queue),
+            x: x.ptr(queue),
+            add: (!plain).then(|| add.ptr(queue)),
+            out: out.ptr(queue),
             alpha: 0.5,
-            bias: (!plain).then(|| bias.ptr(cx)),
-            scales: (dtype != DType::BF16).then(|| scales.each_ref().map(|scales| scales.ptr(cx))),
+            bias: (!plain).then(|| bias.ptr(queue)),
+            scales: (dtype != DType::BF16).then(|| scales.each_ref().map(|scales| scales.ptr(queue))),
         };
-        assert!(HopperGemm::supports(cx, &shape, &operands));
+        assert!(HopperGemm::supports(queue, &shape, &operands));
         for tiling in Tiling::ALL {
-            cx.upload(&vec![0xff; batch * rows * n * 4], out.ptr(cx)).unwrap();
-            launch(cx, &shape, &operands, tiling).unwrap();
+            queue.upload(&vec![0xff; batch * rows * n * 4], out.ptr(queue)).unwrap();
+            gemm.launch(queue, &shape, &operands, tiling).unwrap();
             let mut bytes = vec![0; batch * rows * n * 4];
-            cx.download(out.ptr(cx), &mut bytes).unwrap();
+            queue.download(out.ptr(queue), &mut bytes).unwrap();
             // Some rows and columns of each tile.
             for (b, row, column) in (0..2000).map(|i| (i % batch, i * 37 % rows, i * 101 % n)) {
                 let at = |first: usize, columns: bool, lines: usize, line: usize, i: usize| {
@@ -397,17 +401,18 @@ mod tests {
 
     #[test]
     fn every_tiling_gives_the_product() {
-        let cx = match Context::new(&crate::Options::default()) {
-            Ok(cx) if cx.gpu().capability == (9, 0) => cx,
-            Ok(_) => return println!("skipped: not a Hopper GPU"),
-            Err(e) => return println!("skipped: no GPU to test on: {e}"),
-        };
+        let queue =
+            match Device::new(&crate::Options::default()).map(|device| Queue::immediate(Arc::new(device))) {
+                Ok(queue) if queue.gpu().capability == (9, 0) => queue,
+                Ok(_) => return println!("skipped: not a Hopper GPU"),
+                Err(e) => return println!("skipped: no GPU to test on: {e}"),
+            };
         for out_dtype in [DType::F32, DType::BF16] {
             for columns in [[false, false], [false, true], [true, true]] {
-                check_tilings(&cx, DType::BF16, columns, out_dtype);
+                check_tilings(&queue, DType::BF16, columns, out_dtype);
             }
-            check_tilings(&cx, DType::F8E4M3, [false, false], out_dtype);
-            check_tilings(&cx, DType::I8, [false, false], out_dtype);
+            check_tilings(&queue, DType::F8E4M3, [false, false], out_dtype);
+            check_tilings(&queue, DType::I8, [false, false], out_dtype);
         }
     }
 
