@@ -228,6 +228,24 @@ inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     for (int i = 0; i < 4; i++) d[i] += __uint_as_float(result[i]);
 }
 
+// Fragment layout as in the PTX manual, mma.m16n8k32 with 8-bit types.
+template <class T, class F> inline void mma_bytes(T (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, F value) {
+    uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    emulator::warp_collective(words, 6, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
+    const auto &all = emulator::warps[emulator::current / 32].all;
+    int lane = threadIdx.x % 32;
+    auto byte = [](uint32_t word, int i) { return (unsigned char)(word >> 8 * i); };
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        T sum = T(0);
+        for (int k = 0; k < 32; k++) {
+            uint32_t left = all[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2], right = all[column * 4 + k % 16 / 4][4 + k / 16];
+            sum += value(byte(left, k % 4)) * value(byte(right, k % 4));
+        }
+        d[i] += sum;
+    }
+}
+
 inline void load_matrices_as(unsigned (&r)[4], const void *row, bool transposed) {
     u64 address = (u64)row;
     if (address % 16) std::fprintf(stderr, "emulator: a matrix row is not aligned\n"), std::abort();
@@ -425,6 +443,12 @@ template <class T, int S, class F> inline void warp_product_bytes(T (&d)[S], u64
     }
 }
 float e4m3_to_float(unsigned char bits);
+inline void mma_e4m3(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    mma_bytes(d, a, b0, b1, [](unsigned char x) { return e4m3_to_float(x); });
+}
+inline void mma_int8(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    mma_bytes(d, a, b0, b1, [](unsigned char x) { return (int)(signed char)x; });
+}
 template <int S> inline void wgmma_e4m3(float (&d)[S], u64 a, u64 b, int add) {
     warp_product_bytes(d, a, b, add, [](unsigned char x) { return e4m3_to_float(x); });
 }

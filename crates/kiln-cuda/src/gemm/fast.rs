@@ -1,5 +1,4 @@
-//! Products of aligned matrices, on the faster of cuBLASLt and Kiln's own Hopper kernels: measured once per shape and cached
-//! on disk.
+//! Products of aligned matrices, on the faster of cuBLASLt and Kiln's own kernels: measured once per shape and cached on disk.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -8,6 +7,7 @@ use kiln_base::lock;
 
 use super::cublaslt::{CublasLtGemm, RowScaling};
 use super::hopper::HopperGemm;
+use super::mma::MmaGemm;
 use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
 use crate::error::{Error, Result};
@@ -18,23 +18,24 @@ pub(crate) struct FastGemm {
     /// cuBLASLt, or why it is not used.
     pub cublaslt: Result<CublasLtGemm>,
     hopper: HopperGemm,
+    mma: MmaGemm,
     choices: Mutex<HashMap<GemmShape, Implementation>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Implementation {
     CublasLt,
-    Hopper,
+    Own,
 }
 
 impl FastGemm {
     pub fn new(cublaslt: Result<CublasLtGemm>) -> FastGemm {
-        FastGemm { cublaslt, hopper: HopperGemm::default(), choices: Mutex::default() }
+        FastGemm { cublaslt, hopper: HopperGemm::new(), mma: MmaGemm::new(), choices: Mutex::default() }
     }
 
     /// Whether one of them takes the product.
     pub fn supports(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
-        HopperGemm::supports(queue, shape, operands)
+        is_supported(queue, shape, operands)
             || self.cublaslt.is_ok() && CublasLtGemm::supports(shape, operands)
     }
 
@@ -42,7 +43,7 @@ impl FastGemm {
     pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<RowScaling> {
         match (self.choose(queue, shape, operands)?, &self.cublaslt) {
             (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.run(queue, shape, operands),
-            _ => self.hopper.run(queue, shape, operands).map(|()| RowScaling::Applied),
+            _ => self.run_own(queue, shape, operands).map(|()| RowScaling::Applied),
         }
     }
 
@@ -54,10 +55,18 @@ impl FastGemm {
         }
     }
 
+    fn run_own(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
+        if HopperGemm::supports(queue, shape, operands) {
+            self.hopper.run(queue, shape, operands)
+        } else {
+            self.mma.run(queue, shape, operands)
+        }
+    }
+
     fn choose(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Implementation> {
-        let Ok(cublaslt) = &self.cublaslt else { return Ok(Implementation::Hopper) };
-        match (CublasLtGemm::supports(shape, operands), HopperGemm::supports(queue, shape, operands)) {
-            (false, _) => return Ok(Implementation::Hopper),
+        let Ok(cublaslt) = &self.cublaslt else { return Ok(Implementation::Own) };
+        match (CublasLtGemm::supports(shape, operands), is_supported(queue, shape, operands)) {
+            (false, _) => return Ok(Implementation::Own),
             (true, false) => return Ok(Implementation::CublasLt),
             (true, true) if !shape.is_worth_timing() => return Ok(Implementation::CublasLt),
             (true, true) => {}
@@ -79,27 +88,32 @@ impl FastGemm {
         shape: &GemmShape,
         operands: &Operands,
     ) -> Result<Implementation> {
-        use Implementation::{CublasLt, Hopper};
+        use Implementation::{CublasLt, Own};
         let device = queue.device("cuEventSynchronize")?;
         let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
         let key =
             CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), queue.gpu().name.as_bytes()]);
         match device.cache.get(&key).as_deref() {
             Some(b"cublaslt") => return Ok(CublasLt),
-            Some(b"hopper") => return Ok(Hopper),
+            Some(b"own") => return Ok(Own),
             _ => {}
         }
         // Use scratch memory: a product that accumulates into its result cannot be repeated in place.
         let Some(scratch) = queue.allocate(shape.out_bytes())? else { return Ok(CublasLt) };
         let trial = Operands { out: scratch.ptr(queue), ..*operands };
-        let hopper = queue.time_repeated(|| self.hopper.run(queue, shape, &trial))?;
+        let own = queue.time_repeated(|| self.run_own(queue, shape, &trial))?;
         let choice = match queue.time_repeated(|| cublaslt.run(queue, shape, &trial).map(drop)) {
-            Ok(milliseconds) if milliseconds <= hopper => CublasLt,
+            Ok(milliseconds) if milliseconds <= own => CublasLt,
             // cuBLASLt does not support some sizes.
-            Ok(_) | Err(Error::Call { .. }) => Hopper,
+            Ok(_) | Err(Error::Call { .. }) => Own,
             Err(e) => return Err(e),
         };
-        device.cache.put(&key, if choice == CublasLt { b"cublaslt" } else { b"hopper" });
+        device.cache.put(&key, if choice == CublasLt { &b"cublaslt"[..] } else { b"own" });
         Ok(choice)
     }
+}
+
+/// Whether Kiln's own kernels take the product.
+fn is_supported(queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
+    HopperGemm::supports(queue, shape, operands) || MmaGemm::supports(queue, shape, operands)
 }

@@ -1,13 +1,9 @@
-//! Matrix products on Hopper with Kiln's own kernels. Which tiling is fastest is measured once per shape and cached on disk.
+//! Matrix products on Hopper with Kiln's own kernels.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
-
-use kiln_base::lock;
 use kiln_tensor::DType;
 
 use super::shape::{GemmShape, Operands};
-use crate::cache::CacheKey;
+use super::tilings::Tilings;
 use crate::error::{Error, Result};
 use crate::flags::BlockFlags;
 use crate::kernels::{HopperGemmArgs, Kernel, kernels};
@@ -53,7 +49,6 @@ struct Tiling {
 }
 
 impl Tiling {
-    /// What is measured; the first one is for products that are not worth it.
     const ALL: [Tiling; 8] = [
         Tiling { columns: 128, group: 4, split: false },
         Tiling { columns: 128, group: 4, split: true },
@@ -111,13 +106,16 @@ impl Division {
 }
 
 /// The products and their tilings.
-#[derive(Default)]
 pub(crate) struct HopperGemm {
     flags: BlockFlags,
-    tilings: Mutex<HashMap<GemmShape, Tiling>>,
+    tilings: Tilings<Tiling>,
 }
 
 impl HopperGemm {
+    pub fn new() -> HopperGemm {
+        HopperGemm { flags: BlockFlags::default(), tilings: Tilings::new(&Tiling::ALL) }
+    }
+
     /// Whether the kernels take the product: aligned rows and addresses, pairs of columns.
     pub fn supports(queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
         let size = shape.dtype.size();
@@ -148,44 +146,9 @@ impl HopperGemm {
 
     /// Runs a product.
     pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
-        let tiling = self.tiling(queue, shape, operands)?;
+        let launch = |trial: &Operands, tiling| self.launch(queue, shape, trial, tiling);
+        let tiling = self.tilings.choose(queue, shape, operands, launch)?;
         self.launch(queue, shape, operands, tiling)
-    }
-
-    fn tiling(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
-        // Locked while tilings are measured: two at once would disturb each other.
-        let mut tilings = lock(&self.tilings);
-        if let Some(tiling) = tilings.get(shape) {
-            return Ok(*tiling);
-        }
-        let tiling = match shape.is_worth_timing() {
-            true => self.measured(queue, shape, operands)?,
-            false => Tiling::ALL[0],
-        };
-        tilings.insert(*shape, tiling);
-        Ok(tiling)
-    }
-
-    /// The fastest tiling, from the disk cache if it is there.
-    fn measured(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Tiling> {
-        let device = queue.device("cuEventSynchronize")?;
-        let (text, all) = (format!("{shape:?}"), format!("{:?}", Tiling::ALL));
-        let key = CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), queue.gpu().name.as_bytes()]);
-        let cached = device.cache.get(&key).and_then(|bytes| Tiling::ALL.get(usize::from(*bytes.first()?)));
-        if let Some(tiling) = cached {
-            return Ok(*tiling);
-        }
-        let Some(scratch) = queue.allocate(shape.out_bytes())? else { return Ok(Tiling::ALL[0]) };
-        let trial = Operands { out: scratch.ptr(queue), ..*operands };
-        let mut best = (f32::INFINITY, 0);
-        for (i, &tiling) in Tiling::ALL.iter().enumerate() {
-            let milliseconds = queue.time_repeated(|| self.launch(queue, shape, &trial, tiling))?;
-            if milliseconds < best.0 {
-                best = (milliseconds, i);
-            }
-        }
-        device.cache.put(&key, &[best.1 as u8]);
-        Ok(Tiling::ALL[best.1])
     }
 
     fn launch(&self, queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
@@ -291,12 +254,8 @@ fn maps(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use kiln_tensor::bf16;
-
     use super::*;
-    use crate::device::Device;
+    use crate::gemm::test_product::{check_tilings, open_gpu};
 
     fn divided(rows: usize, n: usize, k: usize, split: bool) -> (usize, usize) {
         let shape = GemmShape::packed([rows, n, k], DType::BF16, DType::BF16, false);
@@ -317,102 +276,23 @@ mod tests {
         assert_eq!(divided(256, 256, 64, true), (1, 0));
     }
 
-    /// Small numbers, exact in every dtype, and their sums in f32.
-    fn value(i: usize) -> f32 {
-        (i * 7919 % 31) as f32 / 4.0 - 3.75
-    }
-
-    fn upload(queue: &Queue, bytes: &[u8]) -> DeviceBuffer {
-        let buffer = queue.allocate(bytes.len()).unwrap().unwrap();
-        queue.upload(bytes, buffer.ptr(queue)).unwrap();
-        buffer
-    }
-
-    /// All tilings of one product: with a bias and a summand in f32, plain in bf16.
-    fn check_tilings(queue: &Queue, dtype: DType, [x_columns, w_columns]: [bool; 2], out_dtype: DType) {
-        let plain = out_dtype == DType::BF16;
-        let (rows, n, k, batch) = (328, 264, 160, if dtype == DType::BF16 && !w_columns { 2 } else { 1 });
-        let encode = |i: usize| match dtype {
-            DType::BF16 => bf16::from_f32(value(i)).to_le_bytes().to_vec(),
-            DType::I8 => vec![(4.0 * value(i)) as i8 as u8],
-            // Powers of two from 2^-6 on, and their negatives.
-            _ => vec![((1 + i * 7919 % 15) << 3 | (i % 3 % 2) << 7) as u8],
-        };
-        let decode = |i: usize| match dtype {
-            DType::BF16 => value(i),
-            DType::I8 => (4.0 * value(i)).trunc(),
-            _ => (2f32).powi((1 + i * 7919 % 15) as i32 - 7) * if i % 3 % 2 == 1 { -1.0 } else { 1.0 },
-        };
-        let all = |count: usize, first: usize| (first..first + count).flat_map(encode).collect::<Vec<u8>>();
-        let floats = |count: usize| (0..count).flat_map(|i| value(i + 3).to_le_bytes()).collect::<Vec<u8>>();
-        let (x, w) = (upload(queue, &all(rows * k, 0)), upload(queue, &all(batch * n * k, 5)));
-        let (bias, add) = (upload(queue, &floats(batch * n)), upload(queue, &floats(batch * rows * n)));
-        let scales = [upload(queue, &floats(n)), upload(queue, &floats(rows))];
-        let (gemm, out) = (HopperGemm::default(), queue.allocate(batch * rows * n * 4).unwrap().unwrap());
-        let shape = GemmShape {
-            batch,
-            stride_w: n * k,
-            stride_out: rows * n,
-            ldx: if x_columns { rows } else { k },
-            ldw: if w_columns { n } else { k },
-            x_is_k_by_rows: x_columns,
-            w_is_k_by_n: w_columns,
-            ..GemmShape::packed([rows, n, k], dtype, out_dtype, !plain)
-        };
-        let operands = Operands {
-            w: w.ptr(queue),
-            x: x.ptr(queue),
-            add: (!plain).then(|| add.ptr(queue)),
-            out: out.ptr(queue),
-            alpha: 0.5,
-            bias: (!plain).then(|| bias.ptr(queue)),
-            scales: (dtype != DType::BF16).then(|| scales.each_ref().map(|scales| scales.ptr(queue))),
-        };
-        assert!(HopperGemm::supports(queue, &shape, &operands));
-        for tiling in Tiling::ALL {
-            queue.upload(&vec![0xff; batch * rows * n * 4], out.ptr(queue)).unwrap();
-            gemm.launch(queue, &shape, &operands, tiling).unwrap();
-            let mut bytes = vec![0; batch * rows * n * 4];
-            queue.download(out.ptr(queue), &mut bytes).unwrap();
-            // Some rows and columns of each tile.
-            for (b, row, column) in (0..2000).map(|i| (i % batch, i * 37 % rows, i * 101 % n)) {
-                let at = |first: usize, columns: bool, lines: usize, line: usize, i: usize| {
-                    decode(first + if columns { i * lines + line } else { line * k + i })
-                };
-                let product = |i| at(0, x_columns, rows, row, i) * at(5 + b * n * k, w_columns, n, column, i);
-                let sum: f32 = (0..k).map(product).sum();
-                let scale = if dtype == DType::BF16 { 1.0 } else { value(row + 3) * value(column + 3) };
-                let place = (b * rows + row) * n + column;
-                let added = if plain { 0.0 } else { value(b * n + column + 3) + value(place + 3) };
-                let expected = 0.5 * scale * sum + added;
-                let got = match plain {
-                    true => bf16::from_le_bytes([bytes[2 * place], bytes[2 * place + 1]]).to_f32(),
-                    false => f32::from_le_bytes(bytes[4 * place..][..4].try_into().unwrap()),
-                };
-                let relative = if plain { 1.0 / 256.0 } else { 1e-5 };
-                let tolerance = relative * (sum * scale).abs().max(100.0);
-                assert!(
-                    (got - expected).abs() <= tolerance,
-                    "{dtype:?} {tiling:?} {b} {row} {column}: {got} {expected}"
-                );
-            }
-        }
-    }
-
     #[test]
     fn every_tiling_gives_the_product() {
-        let queue =
-            match Device::new(&crate::Options::default()).map(|device| Queue::immediate(Arc::new(device))) {
-                Ok(queue) if queue.gpu().capability == (9, 0) => queue,
-                Ok(_) => return println!("skipped: not a Hopper GPU"),
-                Err(e) => return println!("skipped: no GPU to test on: {e}"),
-            };
+        let Some(queue) = open_gpu() else { return };
+        if queue.gpu().capability != (9, 0) {
+            return println!("skipped: not a Hopper GPU");
+        }
+        let gemm = HopperGemm::new();
+        let check = |dtype, columns, out_dtype| {
+            let launch = |shape: &_, operands: &_, tiling| gemm.launch(&queue, shape, operands, tiling);
+            check_tilings(&queue, dtype, columns, out_dtype, &Tiling::ALL, HopperGemm::supports, launch);
+        };
         for out_dtype in [DType::F32, DType::BF16] {
             for columns in [[false, false], [false, true], [true, true]] {
-                check_tilings(&queue, DType::BF16, columns, out_dtype);
+                check(DType::BF16, columns, out_dtype);
             }
-            check_tilings(&queue, DType::F8E4M3, [false, false], out_dtype);
-            check_tilings(&queue, DType::I8, [false, false], out_dtype);
+            check(DType::F8E4M3, [false; 2], out_dtype);
+            check(DType::I8, [false; 2], out_dtype);
         }
     }
 

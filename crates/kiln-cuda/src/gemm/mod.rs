@@ -1,4 +1,4 @@
-//! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt or Kiln's Hopper kernels for aligned
+//! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt or Kiln's own kernels for aligned
 //! sizes, and otherwise Kiln's own implicit GEMM.
 //!
 //! On a cold H200 cuBLASLt reaches 806 TFLOP/s in bf16 for 4096 × 3072 → 9216 and 829 for 18432 (PyTorch 783 and 787); in
@@ -8,8 +8,12 @@ pub(crate) mod cublaslt;
 pub(crate) mod fast;
 mod hopper;
 pub(crate) mod implicit_gemm;
+mod mma;
 pub(crate) mod product;
 mod shape;
+#[cfg(test)]
+mod test_product;
+mod tilings;
 
 use kiln_ops::Result;
 use kiln_tensor::DType;

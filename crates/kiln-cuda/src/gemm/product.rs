@@ -78,8 +78,17 @@ impl Product {
             transposed.push(buffer);
             Ok(at)
         });
+        let (x, w) = (x?, w?);
+        if !transposed.is_empty() {
+            let product = Product {
+                x: Operand { at: x, by_columns: false },
+                w: Operand { at: w, by_columns: false },
+                ..*self
+            };
+            return product.run(cx);
+        }
         let size = |n: usize| int("matmul", n);
-        let product = ConvArgs::product([x?, w?, self.out], [size(self.rows)?, size(self.n)?, size(self.k)?]);
+        let product = ConvArgs::product([x, w, self.out], [size(self.rows)?, size(self.n)?, size(self.k)?]);
         let args = ConvArgs { add: self.add.unwrap_or(0), alpha: self.alpha, ..product };
         implicit_gemm::run(cx, &args, self.dtype, self.out_dtype)
     }

@@ -25,6 +25,7 @@ arguments! {
     ConvArgs = "ConvArgs";
     HopperConvArgs = "HopperConvArgs";
     HopperGemmArgs = "HopperGemmArgs";
+    MmaGemmArgs = "MmaGemmArgs";
     PackedMatrixArgs = "PackedMatrixArgs";
     AttentionBackwardArgs = "AttentionBackwardArgs";
     HopperAttentionBackwardArgs = "HopperAttentionBackwardArgs";
@@ -45,6 +46,7 @@ const _: () = assert!(size_of::<GradientArgs>() == 88 && size_of::<LowRankArgs>(
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<HopperGemmArgs>() == 3 * 128 + 128);
+const _: () = assert!(size_of::<MmaGemmArgs>() == 7 * 8 + 6 * 8 + 32);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
 
 /// Maximum number of segments in attention kernels.
@@ -342,6 +344,33 @@ pub(crate) struct HopperGemmArgs {
     pub longer_clusters: i32,
     pub partials: DevicePtr,
     pub ready: DevicePtr,
+}
+
+/// Arguments of the matrix products with `mma`; strides of `x` and `w` are in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MmaGemmArgs {
+    pub x: DevicePtr,
+    pub w: DevicePtr,
+    pub bias: DevicePtr,
+    pub x_scales: DevicePtr,
+    pub w_scales: DevicePtr,
+    pub add: DevicePtr,
+    pub out: DevicePtr,
+    pub ldx: i64,
+    pub ldw: i64,
+    pub ldadd: i64,
+    pub ldo: i64,
+    pub stride_w: i64,
+    pub stride_out: i64,
+    pub alpha: f32,
+    pub bf16_out: i32,
+    pub rows: i32,
+    pub n: i32,
+    pub bytes: i32,
+    pub tiles_m: i32,
+    pub tiles_n: i32,
+    pub group: i32,
 }
 
 /// A packed matrix to dequantize.

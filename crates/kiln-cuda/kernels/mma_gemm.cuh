@@ -1,0 +1,201 @@
+// Matrix products with mma, for GPUs before Hopper and after it: out = alpha * x * w^T + bias + add, in bf16, e4m3 and int8.
+// A block computes 128 rows by 64 * WARPS_N columns, each warp 64 by 64 of them. Steps of 64 bytes of every row of x and w are
+// copied into four stages; three are on their way while one is multiplied. Four stages of the widest tile take 96 KB, which
+// compute capability 8.6, 8.9 and 12.0 have (99); larger tiles don't fit there.
+
+struct MmaGemmArgs {
+    const void *x, *w;
+    const float *bias, *x_scales, *w_scales;
+    const void *add;
+    void *out;
+    // Strides of x and w are in bytes.
+    long long ldx, ldw, ldadd, ldo, stride_w, stride_out;
+    float alpha;
+    // Dtype of the result and the summand: 0 f32, 1 bf16.
+    int bf16_out;
+    // Columns of one product; bytes of a row of x.
+    int rows, n, bytes;
+    // Tiles along the rows, along the columns of one product, and tiles along the rows that follow each other.
+    int tiles_m, tiles_n, group;
+};
+
+#ifndef KILN_EMULATED
+// d += a * b: a 16x32, b 32x8 bytes; fragments as those of 16-bit values of half the number.
+__device__ __forceinline__ void mma_e4m3(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 890
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+__device__ __forceinline__ void mma_int8(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+// Types of x and w: whether rows of both have scales, and the type of sums.
+struct MmaBf16 {
+    static const bool SCALED = false;
+    typedef float Sum;
+};
+struct MmaE4m3 {
+    static const bool SCALED = true;
+    typedef float Sum;
+};
+struct MmaInt8 {
+    static const bool SCALED = true;
+    typedef int Sum;
+};
+__device__ __forceinline__ void multiply(MmaBf16, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma(d, a, b0, b1); }
+__device__ __forceinline__ void multiply(MmaE4m3, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_e4m3(d, a, b0, b1); }
+__device__ __forceinline__ void multiply(MmaInt8, int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_int8(d, a, b0, b1); }
+
+const int MMA_ROWS = 128, MMA_STAGES = 4, MMA_LINE = 64;
+
+// Place of 16 bytes of a line. The column is XORed with the pair of lines, so that eight lines' columns are in different banks.
+__device__ __forceinline__ int mma_place(int line, int column) { return line * MMA_LINE + (column ^ line / 2 % 4) * 16; }
+
+template <int WARPS_N> struct MmaTile {
+    static const int COLUMNS = 64 * WARPS_N, THREADS = 64 * WARPS_N, LINES = MMA_ROWS + COLUMNS, STAGE = LINES * MMA_LINE;
+    int m0, n0, batch;
+
+    // Tiles of a group of rows follow each other, so that blocks at work share rows and columns in L2.
+    __device__ __forceinline__ MmaTile(const MmaGemmArgs &args) {
+        int tile = blockIdx.x, all = gridDim.x / args.tiles_m;
+        int first = tile / (args.group * all) * args.group, left = args.tiles_m - first;
+        int size = left < args.group ? left : args.group, within = tile - first * all;
+        m0 = (first + within % size) * MMA_ROWS;
+        int column = within / size;
+        n0 = column % args.tiles_n * COLUMNS, batch = column / args.tiles_n;
+    }
+};
+
+// What a thread copies of every step: 16 bytes of some lines of x and w.
+template <int WARPS_N> struct MmaCopies {
+    typedef MmaTile<WARPS_N> Tile;
+    static const int LINES_APART = Tile::THREADS / 4;
+    const unsigned char *x, *w;
+    int m, n, byte, place;
+
+    __device__ __forceinline__ MmaCopies(const MmaGemmArgs &args, const Tile &tile) {
+        int line = threadIdx.x / 4, column = threadIdx.x % 4;
+        m = tile.m0 + line, n = tile.n0 + line, byte = column * 16, place = mma_place(line, column);
+        x = (const unsigned char *)args.x + m * args.ldx + byte;
+        w = (const unsigned char *)args.w + tile.batch * args.stride_w + n * args.ldw + byte;
+    }
+
+    // Starts the copies of the next step into a stage; lines and bytes outside are zeros.
+    __device__ __forceinline__ void next(const MmaGemmArgs &args, unsigned char *stage) {
+        bool inside = byte < args.bytes;
+        // Lines are a multiple of eight apart, so their places are alike.
+#pragma unroll
+        for (int i = 0; i < MMA_ROWS / LINES_APART; i++) {
+            bool valid = inside && m + i * LINES_APART < args.rows;
+            copy_async(stage + place + i * LINES_APART * MMA_LINE, valid ? x + i * LINES_APART * args.ldx : (const unsigned char *)args.x, valid);
+        }
+#pragma unroll
+        for (int i = 0; i < Tile::COLUMNS / LINES_APART; i++) {
+            bool valid = inside && n + i * LINES_APART < args.n;
+            copy_async(stage + place + (MMA_ROWS + i * LINES_APART) * MMA_LINE,
+                       valid ? w + i * LINES_APART * args.ldw : (const unsigned char *)args.w, valid);
+        }
+        copy_commit();
+        x += MMA_LINE, w += MMA_LINE, byte += MMA_LINE;
+    }
+};
+
+// The operands of 64 by 64 results for half a step.
+struct MmaFragments {
+    unsigned a[4][4], b[4][4];
+
+    // `x` and `w`: places of this lane's first line of each in the stage.
+    __device__ __forceinline__ void load(const unsigned char *stage, int x, int w, int half) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) load_matrices(a[i], (const bf16 *)(stage + (x ^ 32 * half) + 16 * i * MMA_LINE));
+#pragma unroll
+        for (int i = 0; i < 4; i++) load_matrices(b[i], (const bf16 *)(stage + (w ^ 32 * half) + 16 * i * MMA_LINE));
+    }
+
+    template <class Input> __device__ __forceinline__ void multiply_into(Input, typename Input::Sum (&sums)[4][8][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) multiply(Input(), sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+    }
+};
+
+// Two neighbouring values; `at` is even.
+__device__ __forceinline__ void load_values(const void *from, long long at, bool bf16_values, float (&v)[2]) {
+    if (bf16_values) {
+        unpack(*(const unsigned *)((const bf16 *)from + at), v[0], v[1]);
+    } else {
+        float2 pair = *(const float2 *)((const float *)from + at);
+        v[0] = pair.x, v[1] = pair.y;
+    }
+}
+
+// Stores two neighbouring results of a row.
+template <class Input>
+__device__ __forceinline__ void store_results(const MmaGemmArgs &args, int batch, int row, int column, const typename Input::Sum *sums) {
+    if (row >= args.rows || column >= args.n) return;
+    long long of_all = (long long)batch * args.n + column;
+    float scale = args.alpha, w[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f}, add[2] = {0.0f, 0.0f};
+    if (Input::SCALED) {
+        scale *= args.x_scales[row];
+        load_values(args.w_scales, of_all, false, w);
+    }
+    if (args.bias) load_values(args.bias, of_all, false, bias);
+    if (args.add) load_values(args.add, batch * args.stride_out + row * args.ldadd + column, args.bf16_out, add);
+    float v[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) v[i] = (float)sums[i] * (scale * w[i]) + bias[i] + add[i];
+    long long to = batch * args.stride_out + row * args.ldo + column;
+    if (args.bf16_out)
+        *(unsigned *)((bf16 *)args.out + to) = round_bf16_pair(v[0], v[1]);
+    else
+        *(float2 *)((float *)args.out + to) = {v[0], v[1]};
+}
+
+template <class Input, int WARPS_N> __device__ __forceinline__ void gemm_mma(const MmaGemmArgs &args) {
+    typedef MmaTile<WARPS_N> Tile;
+    DYNAMIC_SHARED(memory);
+    Tile tile(args);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp_m = warp % 2 * 64, warp_n = warp / 2 * 64;
+    int x = mma_place(warp_m + lane % 16, lane / 16);
+    int w = mma_place(MMA_ROWS + warp_n + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    int steps = (args.bytes + MMA_LINE - 1) / MMA_LINE;
+    MmaCopies<WARPS_N> copies(args, tile);
+    // Copies past the end are zeros, and complete at once.
+#pragma unroll
+    for (int stage = 0; stage < MMA_STAGES - 1; stage++) copies.next(args, memory + stage * Tile::STAGE);
+    typename Input::Sum sums[4][8][4];
+#pragma unroll
+    for (int i = 0; i < 4 * 8 * 4; i++) sums[i / 32][i / 4 % 8][i % 4] = 0;
+    copy_wait<MMA_STAGES - 2>();
+    __syncthreads();
+    MmaFragments first, second;
+    first.load(memory, x, w, 0);
+    for (int step = 0; step < steps; step++) {
+        // The stage that the last step has read.
+        copies.next(args, memory + (step + MMA_STAGES - 1) % MMA_STAGES * Tile::STAGE);
+        second.load(memory + step % MMA_STAGES * Tile::STAGE, x, w, 1);
+        first.multiply_into(Input(), sums);
+        copy_wait<MMA_STAGES - 2>();
+        __syncthreads();
+        first.load(memory + (step + 1) % MMA_STAGES * Tile::STAGE, x, w, 0);
+        second.multiply_into(Input(), sums);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                store_results<Input>(args, tile.batch, tile.m0 + warp_m + 16 * i + 8 * r + lane / 4,
+                                     tile.n0 + warp_n + 8 * j + lane % 4 * 2, sums[i][j] + 2 * r);
+}

@@ -1,0 +1,168 @@
+//! Matrix products with Kiln's own `mma` kernels, on every GPU.
+
+use kiln_tensor::DType;
+
+use super::shape::{GemmShape, Operands};
+use super::tilings::Tilings;
+use crate::error::{Error, Result};
+use crate::kernels::{Kernel, MmaGemmArgs, kernels};
+use crate::queue::Queue;
+
+kernels! {
+    "gemm_mma_bf16" {
+        GemmBf16(args: MmaGemmArgs):
+            BF16_256 = "gemm_mma_bf16_256", BF16_128 = "gemm_mma_bf16_128";
+    }
+    "gemm_mma_fp8" {
+        GemmFp8(args: MmaGemmArgs):
+            FP8_256 = "gemm_mma_fp8_256", FP8_128 = "gemm_mma_fp8_128";
+    }
+    "gemm_mma_int8" {
+        GemmInt8(args: MmaGemmArgs):
+            INT8_256 = "gemm_mma_int8_256", INT8_128 = "gemm_mma_int8_128";
+    }
+}
+
+/// Rows of a tile, stages, and bytes of a line in shared memory, as in `mma_gemm.cuh`.
+const ROWS: usize = 128;
+const STAGES: usize = 4;
+const LINE: usize = 64;
+
+/// How a product is divided among blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tiling {
+    /// Columns of a tile: 256 or 128, and the number of threads.
+    columns: usize,
+    /// Tiles along the rows that follow each other.
+    group: usize,
+}
+
+impl Tiling {
+    const ALL: [Tiling; 3] = [
+        Tiling { columns: 128, group: 8 },
+        Tiling { columns: 256, group: 8 },
+        Tiling { columns: 256, group: 16 },
+    ];
+
+    /// The kernel for this number of columns.
+    fn pick<P>(self, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
+        if self.columns == 256 { wide } else { narrow }
+    }
+
+    fn shared_bytes(self) -> usize {
+        STAGES * (ROWS + self.columns) * LINE
+    }
+}
+
+/// The products and their tilings.
+pub(crate) struct MmaGemm {
+    tilings: Tilings<Tiling>,
+}
+
+impl MmaGemm {
+    pub fn new() -> MmaGemm {
+        MmaGemm { tilings: Tilings::new(&Tiling::ALL) }
+    }
+
+    /// Whether the kernels take the product: rows along the sum, in whole vectors and aligned; pairs of columns.
+    pub fn supports(queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
+        let size = shape.dtype.size();
+        let typed = match shape.dtype {
+            DType::BF16 => operands.scales.is_none(),
+            DType::F8E4M3 => queue.gpu().capability >= (8, 9) && operands.scales.is_some(),
+            DType::I8 => operands.scales.is_some(),
+            _ => false,
+        };
+        let mut vectors = vec![shape.k * size, shape.ldx * size, shape.ldw * size];
+        let mut pairs = vec![shape.n, shape.ldo, shape.ldadd];
+        if shape.batch > 1 {
+            vectors.push(shape.stride_w * size);
+            pairs.push(shape.stride_out);
+        }
+        let scales = operands.scales.unwrap_or_default();
+        let at = [operands.out, operands.add.unwrap_or(0), operands.bias.unwrap_or(0), scales[0], scales[1]];
+        typed
+            && !shape.x_is_k_by_rows
+            && !shape.w_is_k_by_n
+            && matches!(shape.out_dtype, DType::BF16 | DType::F32)
+            && vectors.iter().all(|bytes| bytes % 16 == 0)
+            && pairs.iter().all(|n| n % 2 == 0)
+            && [operands.x, operands.w].iter().all(|at| at % 16 == 0)
+            && at.iter().all(|at| at % 8 == 0)
+    }
+
+    /// Runs a product.
+    pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
+        let launch = |trial: &Operands, tiling| launch(queue, shape, trial, tiling);
+        let tiling = self.tilings.choose(queue, shape, operands, launch)?;
+        launch(operands, tiling)
+    }
+}
+
+fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
+    let (tiles_m, tiles_n) = (shape.rows.div_ceil(ROWS), shape.n.div_ceil(tiling.columns));
+    let [w_scales, x_scales] = operands.scales.unwrap_or_default();
+    let element = shape.dtype.size();
+    let size = |n: usize| {
+        i32::try_from(n)
+            .map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
+    };
+    let args = MmaGemmArgs {
+        x: operands.x,
+        w: operands.w,
+        bias: operands.bias.unwrap_or(0),
+        x_scales,
+        w_scales,
+        add: operands.add.unwrap_or(0),
+        out: operands.out,
+        ldx: (shape.ldx * element) as i64,
+        ldw: (shape.ldw * element) as i64,
+        ldadd: shape.ldadd as i64,
+        ldo: shape.ldo as i64,
+        stride_w: (shape.stride_w * element) as i64,
+        stride_out: shape.stride_out as i64,
+        alpha: operands.alpha,
+        bf16_out: i32::from(shape.out_dtype == DType::BF16),
+        rows: size(shape.rows)?,
+        n: size(shape.n)?,
+        bytes: size(shape.k * element)?,
+        tiles_m: size(tiles_m)?,
+        tiles_n: size(tiles_n)?,
+        group: size(tiling.group.min(tiles_m))?,
+    };
+    let (grid, shared) = ([tiles_m * tiles_n * shape.batch, 1], tiling.shared_bytes());
+    let threads = tiling.columns;
+    match shape.dtype {
+        DType::F8E4M3 => {
+            tiling.pick(FP8_256, FP8_128).launch(queue, grid, threads, shared, &GemmFp8 { args })
+        }
+        DType::I8 => tiling.pick(INT8_256, INT8_128).launch(queue, grid, threads, shared, &GemmInt8 { args }),
+        _ => tiling.pick(BF16_256, BF16_128).launch(queue, grid, threads, shared, &GemmBf16 { args }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::test_product::{check_tilings, open_gpu};
+
+    #[test]
+    fn every_tiling_gives_the_product() {
+        let Some(queue) = open_gpu() else { return };
+        for out_dtype in [DType::F32, DType::BF16] {
+            for dtype in [DType::BF16, DType::F8E4M3, DType::I8] {
+                if dtype == DType::F8E4M3 && queue.gpu().capability < (8, 9) {
+                    println!("skipped: no fp8 on this GPU");
+                    continue;
+                }
+                let launch = |shape: &_, operands: &_, tiling| launch(&queue, shape, operands, tiling);
+                check_tilings(&queue, dtype, [false; 2], out_dtype, &Tiling::ALL, MmaGemm::supports, launch);
+            }
+        }
+    }
+
+    #[test]
+    fn the_smallest_gpus_have_enough_shared_memory() {
+        assert!(Tiling::ALL.iter().all(|tiling| tiling.shared_bytes() <= 99 << 10));
+    }
+}
