@@ -2,6 +2,8 @@
 // A block computes 128 rows by 64 * WARPS_N columns, each warp 64 by 64 of them. Steps of 64 bytes of every row of x and w are
 // copied into four stages; three are on their way while one is multiplied. Four stages of the widest tile take 96 KB, which
 // compute capability 8.6, 8.9 and 12.0 have (99); larger tiles don't fit there.
+// On an H200, whose mma is at best about 0.6 of its wgmma: 420 TFLOP/s in bf16 for 4608 x 3072 to 9216 while cold, 360 hot.
+// Loading the operands of half a step while the other half is multiplied gained 14 %.
 
 struct MmaGemmArgs {
     const void *x, *w;

@@ -34,7 +34,7 @@ impl KernelSource {
     pub(crate) fn needed_at_start(capability: (i32, i32)) -> impl Iterator<Item = KernelSource> {
         let own = match capability {
             (9, 0) => &["attention_hopper", "conv_hopper", "gemm_hopper_bf16"][..],
-            _ => &["attention", "conv"],
+            _ => &["attention", "conv", "gemm_mma_bf16"],
         };
         let all = ["elementwise", "gemv", "group_norm", "movement", "norm", "epilogue", "rope", "softmax"];
         own.iter().copied().chain(all).map(|name| KernelSource { name })
