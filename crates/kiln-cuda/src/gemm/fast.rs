@@ -90,9 +90,11 @@ impl FastGemm {
     ) -> Result<Implementation> {
         use Implementation::{CublasLt, Own};
         let device = queue.device("cuEventSynchronize")?;
-        let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
-        let key =
-            CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), queue.gpu().name.as_bytes()]);
+        let own =
+            if HopperGemm::supports(queue, shape, operands) { HopperGemm::SOURCE } else { MmaGemm::SOURCE };
+        let (text, version, kernels) = (format!("{shape:?}"), cublaslt.version_text(), own.full_text());
+        let gpu = queue.gpu().name.as_bytes();
+        let key = CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), kernels.as_bytes(), gpu]);
         match device.cache.get(&key).as_deref() {
             Some(b"cublaslt") => return Ok(CublasLt),
             Some(b"own") => return Ok(Own),

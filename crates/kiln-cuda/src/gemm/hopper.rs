@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::flags::BlockFlags;
 use crate::kernels::{HopperGemmArgs, Kernel, kernels};
 use crate::queue::{DeviceBuffer, Queue};
+use crate::sources::KernelSource;
 use crate::sys::driver::TensorMap;
 use crate::tensor_map::{BOX_BYTES, MapElement};
 
@@ -112,8 +113,11 @@ pub(crate) struct HopperGemm {
 }
 
 impl HopperGemm {
+    /// A source with all that the kernels share.
+    pub const SOURCE: KernelSource = KernelSource { name: "gemm_hopper_bf16" };
+
     pub fn new() -> HopperGemm {
-        HopperGemm { flags: BlockFlags::default(), tilings: Tilings::new(&Tiling::ALL) }
+        HopperGemm { flags: BlockFlags::default(), tilings: Tilings::new(&Tiling::ALL, HopperGemm::SOURCE) }
     }
 
     /// Whether the kernels take the product: aligned rows and addresses, pairs of columns.

@@ -7,6 +7,7 @@ use super::tilings::Tilings;
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, MmaGemmArgs, kernels};
 use crate::queue::Queue;
+use crate::sources::KernelSource;
 
 kernels! {
     "gemm_mma_bf16" {
@@ -60,8 +61,11 @@ pub(crate) struct MmaGemm {
 }
 
 impl MmaGemm {
+    /// A source with all that the kernels share.
+    pub const SOURCE: KernelSource = KernelSource { name: "gemm_mma_bf16" };
+
     pub fn new() -> MmaGemm {
-        MmaGemm { tilings: Tilings::new(&Tiling::ALL) }
+        MmaGemm { tilings: Tilings::new(&Tiling::ALL, MmaGemm::SOURCE) }
     }
 
     /// Whether the kernels take the product: rows along the sum, in whole vectors and aligned; pairs of columns.

@@ -10,17 +10,20 @@ use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
 use crate::error::Result;
 use crate::queue::Queue;
+use crate::sources::KernelSource;
 
 /// The chosen tilings, by shape.
 pub(super) struct Tilings<T: 'static> {
     /// What is measured; the first one is for products that are not worth it.
     all: &'static [T],
+    /// A source of the kernels, whose change makes another tiling the fastest.
+    source: KernelSource,
     chosen: Mutex<HashMap<GemmShape, T>>,
 }
 
 impl<T: Copy + Debug + 'static> Tilings<T> {
-    pub fn new(all: &'static [T]) -> Tilings<T> {
-        Tilings { all, chosen: Mutex::default() }
+    pub fn new(all: &'static [T], source: KernelSource) -> Tilings<T> {
+        Tilings { all, source, chosen: Mutex::default() }
     }
 
     /// The fastest tiling for a product that `launch` launches.
@@ -50,8 +53,9 @@ impl<T: Copy + Debug + 'static> Tilings<T> {
         launch: impl Fn(&Operands, T) -> Result<()>,
     ) -> Result<usize> {
         let device = queue.device("cuEventSynchronize")?;
-        let (text, all) = (format!("{shape:?}"), format!("{:?} {:?}", self.all, queue.gpu().capability));
-        let key = CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), queue.gpu().name.as_bytes()]);
+        let (text, all) = (format!("{shape:?}"), format!("{:?}", self.all));
+        let (kernels, gpu) = (self.source.full_text(), queue.gpu().name.as_bytes());
+        let key = CacheKey::new("tiling", &[text.as_bytes(), all.as_bytes(), kernels.as_bytes(), gpu]);
         let cached = device.cache.get(&key).and_then(|bytes| bytes.first().map(|&i| usize::from(i)));
         if let Some(fastest) = cached.filter(|&i| i < self.all.len()) {
             return Ok(fastest);
