@@ -157,12 +157,17 @@ pub fn check_variant(model: &Model) -> Result<()> {
 
 /// The base model of a distilled one, by its name or path.
 fn base_name(distilled: &str) -> &'static str {
-    let name = distilled.rsplit(std::path::is_separator).next().unwrap_or(distilled);
-    match name.to_lowercase() {
-        name if name == "ember" => "ember-base",
-        name if name.contains("9b") => "klein-base-9b",
-        name if name.contains("4b") => "klein-base-4b",
-        _ => "klein-base-4b or klein-base-9b",
+    let name = distilled.rsplit(std::path::is_separator).next().unwrap_or(distilled).to_lowercase();
+    // A word of its own: a folder may be called anything.
+    let has = |size: &str| name.split(|c: char| !c.is_alphanumeric()).any(|word| word == size);
+    if name == "ember" {
+        "ember-base"
+    } else if has("9b") {
+        "klein-base-9b"
+    } else if has("4b") {
+        "klein-base-4b"
+    } else {
+        "klein-base-4b or klein-base-9b"
     }
 }
 
@@ -334,6 +339,23 @@ impl Watcher for StepWatcher<'_> {
                 self.watcher.sampled(step, sampler.sample(Some(lora), step))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base_name;
+
+    #[test]
+    fn the_base_model_is_named_by_a_word_of_the_path() {
+        for (distilled, base) in [
+            ("ember", "ember-base"),
+            ("models/FLUX.2-klein-9B", "klein-base-9b"),
+            ("flux-2-klein-4b-fp8.safetensors", "klein-base-4b"),
+            ("/tmp/.tmp19bskb", "klein-base-4b or klein-base-9b"),
+        ] {
+            assert_eq!(base_name(distilled), base);
         }
     }
 }
