@@ -4,6 +4,7 @@
 //! distance 1; the rest is left to Huffman codes, separate for each segment. Every segment but the last ends
 //! on a byte boundary, with an empty stored block, so that segments can be concatenated.
 
+use crate::bits::BitWriter;
 use crate::huffman::{self, MAX_CODE_BITS};
 
 const END_OF_BLOCK: usize = 256;
@@ -30,7 +31,7 @@ pub(crate) fn compress(data: &[u8], last: bool) -> Vec<u8> {
     for (byte, count) in counts[..256].iter_mut().enumerate() {
         *count += literal_counts.iter().map(|table| table[byte]).sum::<u32>();
     }
-    let lengths = huffman::code_lengths(&counts);
+    let lengths = huffman::code_lengths(&counts, MAX_CODE_BITS);
     let mut bits = 8 * OVERHEAD_BYTES;
     for (symbol, &count) in counts.iter().enumerate() {
         let extra =
@@ -119,43 +120,6 @@ fn length_code(length: usize) -> LengthCode {
         symbol: END_OF_BLOCK + 1 + index,
         extra: (length - first) as u32,
         extra_bits: EXTRA_BITS[index],
-    }
-}
-
-/// A bit stream, lowest bit first.
-struct BitWriter {
-    bytes: Vec<u8>,
-    /// Number of complete bytes.
-    len: usize,
-    pending: u64,
-    pending_bits: u32,
-}
-
-impl BitWriter {
-    fn with_capacity(bytes: usize) -> BitWriter {
-        BitWriter { bytes: vec![0; bytes + 16], len: 0, pending: 0, pending_bits: 0 }
-    }
-
-    /// Appends up to 56 bits.
-    #[inline]
-    fn put(&mut self, bits: u64, count: u32) {
-        self.pending |= bits << self.pending_bits;
-        self.pending_bits += count;
-        self.bytes[self.len..self.len + 8].copy_from_slice(&self.pending.to_le_bytes());
-        self.len += self.pending_bits as usize / 8;
-        self.pending >>= self.pending_bits & !7;
-        self.pending_bits &= 7;
-    }
-
-    /// Pads with zeros to a whole byte.
-    fn align(&mut self) {
-        self.put(0, (8 - self.pending_bits) % 8);
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        self.align();
-        self.bytes.truncate(self.len);
-        self.bytes
     }
 }
 

@@ -2,11 +2,8 @@
 
 use std::path::Path;
 
-use image::codecs::jpeg::JpegEncoder;
-use image::{ExtendedColorType, ImageEncoder};
-
 use crate::recipe::{KEYWORD, PARAMETERS};
-use crate::{Error, Format, Result, RgbImage, exif, jpeg, png_strips, webp};
+use crate::{Error, Format, Result, RgbImage, exif, jpeg, jpeg_strips, png_strips, webp};
 
 /// Default JPEG quality: high enough that no loss is visible.
 const JPEG_QUALITY: u8 = 95;
@@ -91,7 +88,7 @@ pub fn encode_with_parameters(
     let texts = [(KEYWORD, recipe), (PARAMETERS, parameters)];
     let result = match format {
         Format::Png => png(image, encoding.small, &texts).map_err(|error| error.to_string()),
-        Format::Jpeg => jpeg(image, encoding.quality, recipe, parameters).map_err(|error| error.to_string()),
+        Format::Jpeg => Ok(jpeg(image, encoding.quality, recipe, parameters)),
         Format::Webp => {
             let has_texts = recipe.is_some() || parameters.is_some();
             let exif = has_texts.then(|| exif::write(KEYWORD, recipe, parameters));
@@ -145,20 +142,13 @@ fn png_file(
     Ok(out)
 }
 
-fn jpeg(
-    image: &RgbImage,
-    quality: Option<u8>,
-    recipe: Option<&str>,
-    parameters: Option<&str>,
-) -> image::ImageResult<Vec<u8>> {
-    let mut out = Vec::new();
-    let encoder = JpegEncoder::new_with_quality(&mut out, quality.map_or(JPEG_QUALITY, |q| q.clamp(1, 100)));
-    encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
+fn jpeg(image: &RgbImage, quality: Option<u8>, recipe: Option<&str>, parameters: Option<&str>) -> Vec<u8> {
+    let mut out = jpeg_strips::encode(image, quality.unwrap_or(JPEG_QUALITY));
     if let Some(recipe) = recipe {
         out = jpeg::with_comment(&out, crate::recipe::COMMENT_TAG, recipe.as_bytes());
     }
     if let Some(parameters) = parameters {
         out = jpeg::with_exif(&out, &exif::write(KEYWORD, None, Some(parameters)));
     }
-    Ok(out)
+    out
 }

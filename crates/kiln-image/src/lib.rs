@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bits;
 mod counters;
 mod decode;
 mod deflate;
@@ -31,6 +32,9 @@ mod header;
 mod huffman;
 mod inpaint;
 mod jpeg;
+mod jpeg_blocks;
+mod jpeg_codes;
+mod jpeg_strips;
 mod limits;
 mod overlay;
 mod png_chunks;
@@ -42,6 +46,8 @@ mod resample;
 mod tiles;
 mod values;
 mod webp;
+mod webp_predict;
+mod webp_strips;
 mod write;
 
 pub use counters::{Counters, counters};

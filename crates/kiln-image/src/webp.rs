@@ -1,9 +1,6 @@
-//! WebP files: lossless by `image`, lossy by libwebp, and the chunks that carry EXIF.
+//! WebP files: lossy by libwebp, and the chunks that carry EXIF.
 
-use image::codecs::webp::WebPEncoder;
-use image::{ExtendedColorType, ImageEncoder};
-
-use crate::RgbImage;
+use crate::{RgbImage, webp_strips};
 
 /// Longest side of a WebP image, in pixels.
 pub(crate) const MAX_SIDE: u32 = 16383;
@@ -18,33 +15,29 @@ pub(crate) fn encode(
     quality: Option<u8>,
     exif: Option<Vec<u8>>,
 ) -> Result<Vec<u8>, String> {
-    match quality {
-        None => lossless(image, exif).map_err(|error| error.to_string()),
-        Some(quality) => lossy(image, quality, exif),
-    }
-}
-
-fn lossless(image: &RgbImage, exif: Option<Vec<u8>>) -> image::ImageResult<Vec<u8>> {
-    let mut out = Vec::new();
-    let mut encoder = WebPEncoder::new_lossless(&mut out);
-    if let Some(exif) = exif {
-        encoder.set_exif_metadata(exif).map_err(image::ImageError::Unsupported)?;
-    }
-    encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
-    Ok(out)
-}
-
-fn lossy(image: &RgbImage, quality: u8, exif: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
-    let (width, height) = (image.width(), image.height());
-    let encoder = webp::Encoder::from_rgb(image.pixels(), width, height);
-    let file = encoder.encode_simple(false, f32::from(quality.min(100)));
-    let file = file.map_err(|error| format!("libwebp failed: {error:?}"))?;
+    let file = match quality {
+        None => lossless(image),
+        Some(quality) => lossy(image, quality)?,
+    };
     match exif {
-        Some(exif) => {
-            with_exif(&file, width, height, &exif).ok_or_else(|| "libwebp's file is damaged".into())
-        }
-        None => Ok(file.to_vec()),
+        Some(exif) => with_exif(&file, image.width(), image.height(), &exif)
+            .ok_or_else(|| "libwebp's file is damaged".into()),
+        None => Ok(file),
     }
+}
+
+fn lossless(image: &RgbImage) -> Vec<u8> {
+    let mut chunks = b"WEBP".to_vec();
+    chunk(&mut chunks, b"VP8L", &webp_strips::encode(image));
+    let mut out = Vec::new();
+    chunk(&mut out, b"RIFF", &chunks);
+    out
+}
+
+fn lossy(image: &RgbImage, quality: u8) -> Result<Vec<u8>, String> {
+    let encoder = webp::Encoder::from_rgb(image.pixels(), image.width(), image.height());
+    let file = encoder.encode_simple(false, f32::from(quality.min(100)));
+    Ok(file.map_err(|error| format!("libwebp failed: {error:?}"))?.to_vec())
 }
 
 /// Wraps the bitstream of a simple file (`RIFF`, size, `WEBP`, one chunk) into an extended one with an EXIF chunk.

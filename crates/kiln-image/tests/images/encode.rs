@@ -24,7 +24,7 @@ fn lossless_formats_keep_every_byte() {
 
 /// Difficult images: one colour, noise, one pixel wide, strips of two rows, many strips.
 #[test]
-fn fast_png_keeps_every_byte_of_any_image() {
+fn lossless_strips_keep_every_byte_of_any_image() {
     let mut noise = 1u32;
     let mut random = || {
         noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -39,12 +39,18 @@ fn fast_png_keeps_every_byte_of_any_image() {
         let shades: Vec<u8> = (0..bytes).map(|i| ((i / 700) as u8).wrapping_add(random() / 64)).collect();
         for (what, pixels) in [("flat", flat), ("noisy", noisy), ("sparse", sparse), ("shades", shades)] {
             let image = RgbImage::new(width, height, pixels).unwrap();
-            let file = encode(&image, Format::Png, None).unwrap();
-            assert_eq!(from_bytes("x", &file).unwrap(), image, "{what} {width}x{height}");
-            // Every row has a filter byte.
-            let raw = bytes + height as usize;
-            let limit = if what == "noisy" { raw + raw / 200 } else { raw / 2 };
-            assert!(file.len() < limit + 1000, "{what} {width}x{height}: {} of {raw}", file.len());
+            for format in [Format::Png, Format::Webp] {
+                let file = encode(&image, format, None).unwrap();
+                assert_eq!(from_bytes("x", &file).unwrap(), image, "{format}: {what} {width}x{height}");
+                // Every row of a PNG has a filter byte.
+                let raw = bytes + height as usize;
+                let limit = if what == "noisy" { raw + raw / 200 } else { raw / 2 };
+                assert!(
+                    file.len() < limit + 1000,
+                    "{format}: {what} {width}x{height}: {} of {raw}",
+                    file.len()
+                );
+            }
         }
     }
 }
@@ -65,13 +71,49 @@ fn a_small_png_is_never_larger_than_a_fast_one() {
 }
 
 #[test]
-fn the_number_of_threads_does_not_change_a_png() {
+fn the_number_of_threads_does_not_change_a_file() {
     let image: RgbImage = pattern(500, 700);
-    let with = |threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| encode(&image, Format::Png, Some("{}")).unwrap())
-    };
-    assert_eq!(with(1), with(3));
+    for format in FORMATS {
+        let with = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| encode(&image, format, Some("{}")).unwrap())
+        };
+        assert_eq!(with(1), with(3), "{format}");
+    }
+}
+
+/// Mean square of the differences.
+fn error(a: &RgbImage, b: &RgbImage) -> f64 {
+    let squares = a.pixels().iter().zip(b.pixels()).map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2));
+    squares.sum::<f64>() / a.pixels().len() as f64
+}
+
+/// Against the encoder of the `image` crate: sizes that leave a part of a block, many strips, every range of qualities.
+#[test]
+fn jpeg_is_as_close_and_as_small_as_another_encoder_s() {
+    for (width, height, quality) in [
+        (1, 1, 95),
+        (8, 8, 50),
+        (17, 9, 95),
+        (9, 1000, 80),
+        (4099, 16, 95),
+        (333, 500, 100),
+        (640, 512, 10),
+        (64, 64, 1),
+    ] {
+        let image: RgbImage = pattern(width, height);
+        let encoding = Encoding { quality: Some(quality), ..Format::Jpeg.into() };
+        let ours = encode_with(&image, encoding, None).unwrap();
+        let mut theirs = Vec::new();
+        image::codecs::jpeg::JpegEncoder::new_with_quality(&mut theirs, quality)
+            .encode(image.pixels(), width, height, image::ExtendedColorType::Rgb8)
+            .unwrap();
+        let [our_error, their_error] =
+            [&ours, &theirs].map(|file| error(&from_bytes("x", file).unwrap(), &image));
+        assert!(our_error <= 1.01 * their_error + 0.01, "{width}x{height}: {our_error} for {their_error}");
+        let limit = theirs.len() + theirs.len() / 100 + 8;
+        assert!(ours.len() <= limit, "{width}x{height}: {} for {}", ours.len(), theirs.len());
+    }
 }
 
 #[test]
