@@ -9,7 +9,7 @@ use kiln_cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
 use kiln_ops::{
     AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, Result, RopeLayout, RopeTable, RowGroups,
 };
-use kiln_tensor::{DType, HostLinear, HostTensor};
+use kiln_tensor::{DType, HostLinear, HostTensor, Rotation};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -133,7 +133,7 @@ fn weight([out, cols]: [usize; 2], dtype: DType) -> Result<HostLinear> {
     }
     let bytes: Vec<u8> = (0..out * cols).map(|i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
     let integers = HostTensor::new(dtype, [out, cols], bytes.into())?;
-    Ok(HostLinear::int8(vec![integers], vec![host([out])])?)
+    Ok(HostLinear::int8(vec![integers], vec![host([out])], Rotation::for_width(cols))?)
 }
 
 fn tensor<const N: usize>(b: &CpuBackend, shape: [usize; N], dtype: DType) -> Result<CpuTensor> {

@@ -2,7 +2,7 @@
 
 use kiln_ops::{Error, Result};
 use kiln_tensor::packed::PackedTensor;
-use kiln_tensor::{DType, HostTensor, bf16, f16};
+use kiln_tensor::{DType, HostTensor, Rotation, bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use std::{ops::Range, sync::Arc};
 
@@ -189,6 +189,7 @@ impl Bf16Rows for StackedMatrix {
 pub(crate) struct Int8Weight<'a> {
     pub matrix: &'a StackedMatrix,
     pub scales: &'a [f32],
+    pub rotation: Rotation,
 }
 
 /// A matrix whose first row is row `first_row` of a larger one that is zero elsewhere.
@@ -220,6 +221,22 @@ pub(crate) struct DequantizedRows<'a> {
     pub matrix: &'a StackedMatrix,
     /// The scale of every row of an int8 weight; else empty.
     pub scales: &'a [f32],
+    /// How the rows of an int8 weight are rotated.
+    pub rotation: Rotation,
+}
+
+impl DequantizedRows<'_> {
+    /// Integers of a row times its scale, from column `from` on, rotated as they are.
+    #[inline(always)]
+    fn read_int8(&self, row: usize, from: usize, out: &mut [f32]) {
+        let scale = self.scales[row];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = self.matrix.amx_tiles() {
+            return tiles.dequantize_row(row, from, scale, out);
+        }
+        let integers = &self.matrix.row(row)[from..];
+        out.iter_mut().zip(integers).for_each(|(out, &v)| *out = f32::from(v as i8) * scale);
+    }
 }
 
 impl RowSource for DequantizedRows<'_> {
@@ -228,13 +245,19 @@ impl RowSource for DequantizedRows<'_> {
         if self.matrix.format != Format::I8 || row >= self.matrix.rows {
             return ZeroPadded { matrix: self.matrix, first_row: 0 }.read_row(s, row, from, out);
         }
-        let scale = self.scales[row];
-        #[cfg(target_arch = "x86_64")]
-        if let Some(tiles) = self.matrix.amx_tiles() {
-            return tiles.dequantize_row(row, from, scale, out);
+        let (group, end) = (self.rotation.group(), from + out.len());
+        if group == 1 {
+            return self.read_int8(row, from, out);
         }
-        let integers = &self.matrix.row(row)[from..];
-        out.iter_mut().zip(integers).for_each(|(out, &v)| *out = f32::from(v as i8) * scale);
+        // Whole groups are rotated back, of which the columns may be a part.
+        let mut whole = [0.0; Rotation::MAX_GROUP];
+        let whole = &mut whole[..group];
+        for first in (from / group * group..end).step_by(group) {
+            self.read_int8(row, first, whole);
+            self.rotation.rotate(whole);
+            let (start, stop) = (first.max(from), (first + group).min(end));
+            out[start - from..stop - from].copy_from_slice(&whole[start - first..stop - first]);
+        }
     }
 }
 

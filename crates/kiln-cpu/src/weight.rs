@@ -4,7 +4,7 @@
 //! at load: int8 weights into AMX tiles, if there is AMX, and convolution kernels to channels-last.
 
 use kiln_ops::{Error, Residency, Result, shapes};
-use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta};
+use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Rotation};
 
 use crate::Context;
 use crate::matrix::StackedMatrix;
@@ -14,6 +14,8 @@ pub struct CpuWeight {
     pub(crate) matrix: StackedMatrix,
     /// The scale of every row of an int8 weight; else empty.
     pub(crate) scales: Vec<f32>,
+    /// How the rows of an int8 weight are rotated.
+    pub(crate) rotation: Rotation,
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) updates: Vec<LowRankUpdate>,
 }
@@ -49,22 +51,24 @@ pub(crate) fn load_weight(cx: &Context, linear: HostLinear, _: Residency) -> Res
     }
     let updates = LowRankUpdate::from_deltas(linear.deltas(), cols)?;
     let bias = linear.bias().map(|b| to_f32("weight", b)).transpose()?;
+    let mut rotation = Rotation::None;
     let (matrix, scales) = match linear.weight() {
         LinearWeight::Dense(matrices) => (StackedMatrix::new("weight", matrices.clone(), cols)?, Vec::new()),
         LinearWeight::Packed(packed) => (StackedMatrix::packed(packed.clone(), cols), Vec::new()),
-        LinearWeight::Int8 { rows, scales } => {
+        LinearWeight::Int8 { rows, scales, rotation: rotated } => {
+            rotation = *rotated;
             let scales = scales.iter().map(|s| to_f32("weight", s)).collect::<Result<Vec<_>>>()?;
             (StackedMatrix::new("weight", rows.clone(), cols)?.pack_int8(cx)?, scales.concat())
         }
     };
-    Ok(CpuWeight { matrix, scales, bias, updates })
+    Ok(CpuWeight { matrix, scales, rotation, bias, updates })
 }
 
 pub(crate) fn with_deltas(_: &Context, w: &CpuWeight, deltas: Vec<LoraDelta>) -> Result<CpuWeight> {
     shapes::with_deltas(&deltas, w.size())?;
     let updates = LowRankUpdate::from_deltas(&deltas, w.matrix.cols)?;
     let (matrix, scales, bias) = (w.matrix.clone(), w.scales.clone(), w.bias.clone());
-    Ok(CpuWeight { matrix, scales, bias, updates })
+    Ok(CpuWeight { matrix, scales, rotation: w.rotation, bias, updates })
 }
 
 impl CpuWeight {

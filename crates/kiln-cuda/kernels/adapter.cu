@@ -100,10 +100,9 @@ extern "C" __global__ void row_norms(const float *x, float *out, int dim) {
     if (threadIdx.x == 0) out[blockIdx.x] = sqrtf(sum);
 }
 
-// The values of int8 (`fp8` 0) or fp8 rows of `depth` bytes with a scale each.
+// The values of fp8 rows of `depth` bytes with a scale each.
 template <class T>
-__device__ __forceinline__ void dequantize_rows(const unsigned char *x, const float *scales, T *out, long long rows, int cols, int depth,
-                                                int fp8) {
+__device__ __forceinline__ void dequantize_fp8(const unsigned char *x, const float *scales, T *out, long long rows, int cols, int depth) {
     long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     int chunks = (cols + 7) / 8;
     if (at >= rows * chunks) return;
@@ -113,10 +112,7 @@ __device__ __forceinline__ void dequantize_rows(const unsigned char *x, const fl
     u64 bytes = *(const u64 *)(x + row * depth + i);
     float v[8], scale = scales[row];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        unsigned char byte = (unsigned char)(bytes >> 8 * j);
-        v[j] = scale * (fp8 ? e4m3_to_float(byte) : (float)(signed char)byte);
-    }
+    for (int j = 0; j < 8; j++) v[j] = scale * e4m3_to_float((unsigned char)(bytes >> 8 * j));
     store8(out + row * cols, i, cols, cols % 8 == 0 && aligned(out), v);
 }
 
@@ -144,9 +140,9 @@ __device__ __forceinline__ void dequantize_rows(const unsigned char *x, const fl
                                                  int rows_per_block) {                                                \
         column_dot(x, y, partials, rows, dim, rows_per_block);                                                        \
     }                                                                                                                 \
-    extern "C" __global__ void dequantize_rows_##name(const unsigned char *x, const float *scales, T *out,            \
-                                                      long long rows, int cols, int depth, int fp8) {                 \
-        dequantize_rows(x, scales, out, rows, cols, depth, fp8);                                                      \
+    extern "C" __global__ void dequantize_fp8_##name(const unsigned char *x, const float *scales, T *out,            \
+                                                      long long rows, int cols, int depth) {                           \
+        dequantize_fp8(x, scales, out, rows, cols, depth);                                                            \
     }
 
 TRANSPOSE(unsigned short, 2)

@@ -1,44 +1,69 @@
-// int8 products: activations are quantized with one scale per row, summed exactly and rescaled.
+// int8 products: activations are rotated as the weight is and quantized with one scale per row, summed exactly and rescaled.
 
-// One block per row; rows are zero-padded to `padded` bytes. Rows with NaN or infinity get a scale of NaN.
-template <class T>
-__device__ __forceinline__ void quantize(const T *x, signed char *q, float *scales, int cols, int padded) {
-    __shared__ float warp_maxes[32];
-    x += (long long)blockIdx.x * cols;
+#include "row_scale.cuh"
+#include "rotation.cuh"
+
+// Columns that a thread keeps until the scale of their row is known, in eights.
+const int KEPT = 4;
+
+// Rotates and quantizes the rows of two concatenated matrices, one block of whole warps per row; rows are zero-padded to
+// `padded` bytes. Columns that don't fit the registers are read and rotated again.
+template <bool SWIGLU, class T>
+__device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int y_cols, signed char *q, float *scales, int padded,
+                                         int group) {
+    ConcatenatedRow<SWIGLU, T> row(x, x_cols, y, y_cols, blockIdx.x);
     q += (long long)blockIdx.x * padded;
-    const float INFINITE = __uint_as_float(0x7f800000u);
-    float largest = 0.0f;
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) {
-        float a = fabsf(to_float(x[i]));
-        // A comparison with NaN is false.
-        largest = fmaxf(largest, a < INFINITE ? a : INFINITE);
-    }
+    int lane = threadIdx.x % 32, start = 8 * (threadIdx.x - lane), stride = 8 * blockDim.x;
+    float largest = 0.0f, kept[KEPT][8], v[8];
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    if (threadIdx.x % 32 == 0) warp_maxes[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < blockDim.x / 32; i++) largest = fmaxf(largest, warp_maxes[i]);
-    float inverse = 127.0f / largest, scale = largest / 127.0f;
-    if (largest == INFINITE) {
-        inverse = 0.0f;
-        scale = __uint_as_float(0x7fc00000u);
-    } else if (largest < 1e-30f) {
-        inverse = 0.0f;
-        scale = 0.0f;
+    for (int n = 0; n < KEPT; n++) {
+        int column = start + n * stride;
+        if (column >= padded) break;
+        row.load(column + 8 * lane, kept[n]);
+        rotate(kept[n], group);
+        update_abs_max(largest, kept[n]);
     }
-    for (int i = threadIdx.x; i < padded; i += blockDim.x) {
-        float v = i < cols ? rintf(to_float(x[i]) * inverse) : 0.0f;
-        // Infinity times 0 is NaN and becomes 0.
-        q[i] = v >= -127.0f && v <= 127.0f ? (signed char)v : 0;
+    for (int column = start + KEPT * stride; column < padded; column += stride) {
+        row.load(column + 8 * lane, v);
+        rotate(v, group);
+        update_abs_max(largest, v);
     }
-    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    RowScale scale = row_scale<127>(block_max<0>(largest) * rotation_factor(group));
+    float inverse = scale.inverse * rotation_factor(group);
+    RotatedPlace place(lane, group);
+#pragma unroll
+    for (int n = 0; n < KEPT; n++) {
+        int column = start + n * stride;
+        if (column < padded) store_int8(q, column, place, padded, kept[n], inverse);
+    }
+    for (int column = start + KEPT * stride; column < padded; column += stride) {
+        row.load(column + 8 * lane, v);
+        rotate(v, group);
+        store_int8(q, column, place, padded, v, inverse);
+    }
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale.scale;
 }
 
-extern "C" __global__ void quantize_int8_f32(const float *x, signed char *q, float *scales, int cols, int padded) {
-    quantize(x, q, scales, cols, padded);
-}
-extern "C" __global__ void quantize_int8_bf16(const bf16 *x, signed char *q, float *scales, int cols, int padded) {
-    quantize(x, q, scales, cols, padded);
+// The values of rows of `padded` bytes, rotated back; one block of whole warps per row.
+template <class T>
+__device__ __forceinline__ void dequantize(const signed char *q, const float *scales, T *out, int cols, int padded, int group) {
+    q += (long long)blockIdx.x * padded;
+    out += (long long)blockIdx.x * cols;
+    int lane = threadIdx.x % 32;
+    float scale = scales[blockIdx.x] * rotation_factor(group), v[8];
+    RotatedPlace place(lane, group);
+    for (int column = 8 * (threadIdx.x - lane); column < cols; column += 8 * blockDim.x) {
+        // Rows are padded to whole vectors.
+        u64 bytes = column + 8 * lane < padded ? *(const u64 *)(q + column + 8 * lane) : 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = scale * (float)(signed char)(bytes >> 8 * j);
+        rotate(v, group);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int i = column + place.first + (j < 4 ? j : place.apart + j - 4);
+            if (i < cols) out[i] = from_float<T>(v[j]);
+        }
+    }
 }
 
 // 64 rows by 64 outputs per block of 256 threads. The row stride of both, `depth` bytes, is a multiple of 16.
@@ -87,7 +112,19 @@ __device__ __forceinline__ void gemm_int8(const signed char *q, const float *q_s
         }
 }
 
-#define KERNEL(O, name)                                                                                               \
+#define KERNELS(O, name)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(768) quantize_int8_##name(                                          \
+        const O *x, int x_cols, const O *y, int y_cols, signed char *q, float *scales, int padded, int group) {       \
+        quantize<false>(x, x_cols, y, y_cols, q, scales, padded, group);                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(768) quantize_swiglu_int8_##name(                                   \
+        const O *x, int x_cols, const O *y, int y_cols, signed char *q, float *scales, int padded, int group) {       \
+        quantize<true>(x, x_cols, y, y_cols, q, scales, padded, group);                                               \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) dequantize_int8_##name(                                         \
+        const signed char *q, const float *scales, O *out, int cols, int padded, int group) {                         \
+        dequantize(q, scales, out, cols, padded, group);                                                              \
+    }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256)                                                                 \
         gemm_int8_##name(const signed char *q, const float *q_scales, const signed char *w, const float *w_scales,    \
                             const float *bias, const O *add, O *out, int rows, int n, int depth, long long ldadd,     \
@@ -95,5 +132,5 @@ __device__ __forceinline__ void gemm_int8(const signed char *q, const float *q_s
         gemm_int8(q, q_scales, w, w_scales, bias, add, out, rows, n, depth, ldadd, ldo);                              \
     }
 
-KERNEL(float, f32)
-KERNEL(bf16, bf16)
+KERNELS(float, f32)
+KERNELS(bf16, bf16)

@@ -1,6 +1,8 @@
 // Layer norm and RMS norm over the last axis.
 
+#include "row_scale.cuh"
 #include "e4m3.cuh"
+#include "rotation.cuh"
 
 // One block per row.
 template <class T>
@@ -158,11 +160,41 @@ __device__ __forceinline__ void ada_layer_norm_fp8(const T *x, const float *scal
     row.ada_layer_norm(scale, shift, dim, eps);
     float largest = 0.0f;
     row.for_each(dim, [&](int, const float (&v)[8]) { update_abs_max(largest, v); });
-    RowScale scaling = row_scale(WARPS == 1 ? warp_max(largest) : block_max<WARPS>(largest));
+    RowScale scaling = row_scale<448>(WARPS == 1 ? warp_max(largest) : block_max<WARPS>(largest));
     row.for_each(dim, [&](int i, const float (&v)[8]) { *(u64 *)(q + i) = round_fp8(v, scaling.inverse); });
     const int LANES = 32 * WARPS;
     for (int i = dim + 8 * (threadIdx.x % LANES); i < padded; i += 8 * LANES) *(u64 *)(q + i) = 0;
     if (threadIdx.x % LANES == 0) scales[at] = scaling.scale;
+}
+
+// Fused with rotation and quantization to int8 rows, with WARPS_PER_ROW warps per row.
+template <class T>
+__device__ __forceinline__ void ada_layer_norm_int8(const T *x, const float *scale, const float *shift, signed char *q, float *scales,
+                                                    int dim, int padded, int group, float eps) {
+    typedef RegisterRow<WARPS_PER_ROW, T> Row;
+    Row row(x + (long long)blockIdx.x * dim, dim);
+    row.ada_layer_norm(scale, shift, dim, eps);
+    q += (long long)blockIdx.x * padded;
+    int lane = threadIdx.x % 32;
+    float largest = 0.0f, v[Row::COUNT][8];
+#pragma unroll
+    for (int n = 0; n < Row::COUNT; n++) {
+        // All lanes rotate; the row may end within a warp's columns.
+        if (Row::at(n) - 8 * lane >= dim) break;
+        if (Row::at(n) < dim)
+            widen(row.x[n], v[n]);
+        else
+            for (int j = 0; j < 8; j++) v[n][j] = 0.0f;
+        rotate(v[n], group);
+        update_abs_max(largest, v[n]);
+    }
+    RowScale scaling = row_scale<127>(block_max<WARPS_PER_ROW>(largest) * rotation_factor(group));
+    RotatedPlace place(lane, group);
+#pragma unroll
+    for (int n = 0; n < Row::COUNT; n++)
+        if (Row::at(n) - 8 * lane < dim)
+            store_int8(q, Row::at(n) - 8 * lane, place, padded, v[n], scaling.inverse * rotation_factor(group));
+    if (threadIdx.x == 0) scales[blockIdx.x] = scaling.scale;
 }
 
 template <int WARPS, class T>
@@ -204,6 +236,11 @@ __device__ __forceinline__ void rms_norm_registers(const T *x, const float *weig
         const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int rows, int dim,          \
         int padded, float eps) {                                                                                         \
         BY_WARPS(ada_layer_norm_fp8, x, scale, shift, q, scales, rows, dim, padded, eps)                                 \
+    }                                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_int8_##name(                                        \
+        const T *x, const float *scale, const float *shift, signed char *q, float *scales, int dim, int padded,          \
+        int group, float eps) {                                                                                          \
+        ada_layer_norm_int8(x, scale, shift, q, scales, dim, padded, group, eps);                                        \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(128) rms_norm_registers_##name(const T *x, const float *weight, T *out, \
                                                                           int rows, int dim, float eps) {                \

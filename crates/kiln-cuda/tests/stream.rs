@@ -3,7 +3,7 @@
 use kiln_cuda::{CudaBackend, Options};
 use kiln_ops::{Backend, Residency};
 use kiln_tensor::packed::{Format, PackedTensor};
-use kiln_tensor::{DType, HostLinear, HostTensor};
+use kiln_tensor::{DType, HostLinear, HostTensor, Rotation};
 
 /// The GPU, or `None` with a note.
 fn gpu(memory_limit: Option<usize>) -> Option<CudaBackend> {
@@ -35,7 +35,7 @@ fn host_linear(storage: Storage, seed: usize) -> HostLinear {
             let bytes: Vec<u8> = (0..WIDTH * WIDTH).map(|i| (i * 31 + seed) as u8).collect();
             let integers = HostTensor::new(DType::I8, [WIDTH, WIDTH], bytes.into()).unwrap();
             let scales = HostTensor::from_f32([WIDTH], vec![1e-4; WIDTH]).unwrap();
-            HostLinear::int8(vec![integers], vec![scales]).unwrap()
+            HostLinear::int8(vec![integers], vec![scales], Rotation::for_width(WIDTH)).unwrap()
         }
         Storage::Fp8 => {
             HostLinear::dense(vec![weight.to_dtype(DType::BF16).unwrap()]).unwrap().with_fp8_matmul().unwrap()

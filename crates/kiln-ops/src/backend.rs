@@ -165,7 +165,8 @@ operations! {$
         /// Dense and packed weights are used with their (dequantized) values. An int8 weight means an int8 matmul: with `m`
         /// the largest magnitude in a row of `x` (of the concatenated row, if `x` is a list), `q = round(x · (127 / m))` in
         /// f32, ties to even, and `x · Wᵀ = Σ q · w · (m / 127) · scale`, with an exact sum. [`int8`](crate::int8) defines
-        /// the rounding, rows of zeros, NaN and infinity, and the largest width.
+        /// the rounding, rows of zeros, NaN and infinity, and the largest width. If the weight is
+        /// [rotated](kiln_tensor::Rotation), so is the (concatenated) row of `x` before all that, in f32.
         ///
         /// An [fp8 matmul](HostLinear::with_fp8_matmul) quantizes the rows of `x` and of the weight: with `m` the largest
         /// magnitude of a row, `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the

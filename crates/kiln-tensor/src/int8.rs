@@ -8,7 +8,7 @@
 //! assert_eq!((q, scale), ([50, -127, 0], 0.01));
 //! ```
 
-use crate::{HostTensor, Result, vector};
+use crate::{HostTensor, Result, Rotation, vector};
 
 /// The largest integer used; the range is symmetric, so -128 is not used.
 pub const MAX: f32 = 127.0;
@@ -55,11 +55,12 @@ pub fn quantize_row(x: &[f32], out: &mut [i8]) -> f32 {
     row.scale
 }
 
-/// Quantizes the rows of a float matrix from `first` on, as many as there are `scales`. Returns the sums of their squared
-/// errors and of their squared values.
+/// Rotates and quantizes the rows of a float matrix from `first` on, as many as there are `scales`. Returns the sums of their
+/// squared errors and of their squared values.
 pub fn quantize_rows(
     matrix: &HostTensor,
     first: usize,
+    rotation: Rotation,
     bytes: &mut [u8],
     scales: &mut [f32],
 ) -> Result<[f64; 2]> {
@@ -67,7 +68,10 @@ pub fn quantize_rows(
     let (mut integers, mut squares) = (vec![0i8; cols], [0f64; 2]);
     for (i, (bytes, scale)) in bytes.chunks_exact_mut(cols).zip(scales).enumerate() {
         let row = matrix.rows(first + i..first + i + 1)?;
-        let row = row.to_f32()?;
+        let mut row = row.to_f32()?;
+        if rotation != Rotation::None {
+            rotation.rotate(row.to_mut());
+        }
         *scale = quantize_row(&row, &mut integers);
         let mut sums = [0f32; 2];
         for ((out, &q), &x) in bytes.iter_mut().zip(&integers).zip(row.iter()) {

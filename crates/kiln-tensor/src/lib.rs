@@ -2,7 +2,7 @@
 //! it. The bytes are shared, so a tensor may be a view of a memory-mapped file.
 //!
 //! [`packed`] decodes and encodes quantized formats (GGUF, fp8, nvfp4), [`int8`] and [`fp8`] quantize rows for
-//! low-precision matmuls, [`vector`] has the loops over floats that other crates need, and [`rng`] reproduces torch's
+//! low-precision matmuls, [`Rotation`] spreads their outliers before, [`vector`] has the loops over floats that other crates need, and [`rng`] reproduces torch's
 //! random numbers.
 //!
 //! ```
@@ -22,6 +22,7 @@ pub mod int8;
 mod linear;
 pub mod packed;
 pub mod rng;
+mod rotation;
 mod shape;
 pub mod vector;
 
@@ -30,4 +31,5 @@ pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use host::HostTensor;
 pub use linear::{HostLinear, LinearError, LinearWeight, LoraDelta};
+pub use rotation::Rotation;
 pub use shape::Shape;

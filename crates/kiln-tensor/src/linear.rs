@@ -7,7 +7,7 @@ mod error;
 
 use crate::int8::MAX_COLS;
 use crate::packed::PackedTensor;
-use crate::{DType, HostTensor, Shape};
+use crate::{DType, HostTensor, Rotation, Shape};
 pub use error::LinearError;
 
 /// A linear layer in host memory, before a backend loads it: `y = x · weightᵀ + bias`, plus LoRA deltas.
@@ -39,12 +39,14 @@ pub struct HostLinear {
 pub enum LinearWeight {
     /// Dense values of one type: f32, bf16, f16 or f64.
     Dense(Vec<HostTensor>),
-    /// Integers with a scale per row, `weight = integer · scale`, for an int8 matmul as `kiln-ops` defines it.
+    /// Integers with a scale per row, `weight = integer · scale`, rotated back, for an int8 matmul as `kiln-ops` defines it.
     Int8 {
         /// The integers, i8.
         rows: Vec<HostTensor>,
         /// Their scales, `[rows_i]` each, a float type.
         scales: Vec<HostTensor>,
+        /// How the rows are rotated, and have to be rotated back to get the weight.
+        rotation: Rotation,
     },
     /// Packed values ([`PackedTensor::read`]); each matrix may have its own format.
     Packed(Vec<PackedTensor>),
@@ -69,9 +71,13 @@ impl HostLinear {
         HostLinear::new(LinearWeight::Dense(matrices))
     }
 
-    /// Creates a layer from int8 matrices, each with a vector of row scales.
-    pub fn int8(rows: Vec<HostTensor>, scales: Vec<HostTensor>) -> Result<Self, LinearError> {
-        HostLinear::new(LinearWeight::Int8 { rows, scales })
+    /// Creates a layer from int8 matrices, each with a vector of row scales, whose rows are rotated.
+    pub fn int8(
+        rows: Vec<HostTensor>,
+        scales: Vec<HostTensor>,
+        rotation: Rotation,
+    ) -> Result<Self, LinearError> {
+        HostLinear::new(LinearWeight::Int8 { rows, scales, rotation })
     }
 
     /// Creates a layer from packed matrices.
@@ -196,7 +202,10 @@ impl LinearWeight {
                     return Err(LinearError::DTypes { first, second: other.dtype() });
                 }
             }
-            LinearWeight::Int8 { rows, scales } => {
+            LinearWeight::Int8 { rows, scales, rotation } => {
+                if !rotation.fits(cols) {
+                    return Err(LinearError::Rotation { cols, group: rotation.group() });
+                }
                 if rows.len() != scales.len() {
                     return Err(LinearError::Scales { matrices: rows.len(), scales: scales.len() });
                 }
@@ -341,9 +350,10 @@ mod tests {
 
     #[test]
     fn int8_matrices_need_a_scale_per_row() {
-        let error_of = |rows, scales| error_of(HostLinear::int8(rows, scales));
+        let error_of = |rows, scales| error_of(HostLinear::int8(rows, scales, Rotation::None));
         let (four, two) = (int8(4, 3), int8(2, 3));
-        let linear = HostLinear::int8(vec![four.clone(), two.clone()], vec![zeros([4]), zeros([2])]).unwrap();
+        let (rows, scales) = (vec![four.clone(), two.clone()], vec![zeros([4]), zeros([2])]);
+        let linear = HostLinear::int8(rows.clone(), scales.clone(), Rotation::None).unwrap();
         assert_eq!((linear.rows(), linear.cols()), (6, 3));
         assert_eq!(
             error_of(vec![four.clone()], vec![]),
@@ -359,6 +369,10 @@ mod tests {
         assert_eq!(
             error_of(vec![int8(1, MAX_COLS + 1)], vec![zeros([1])]),
             "an int8 weight has 131073 columns, expected at most 131072"
+        );
+        assert_eq!(
+            HostLinear::int8(rows, scales, Rotation::By16).unwrap_err(),
+            LinearError::Rotation { cols: 3, group: 16 }
         );
         assert_eq!(linear.with_fp8_matmul().unwrap_err(), LinearError::Int8WithFp8Matmul);
     }

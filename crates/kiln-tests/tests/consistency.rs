@@ -2,7 +2,7 @@
 
 use kiln_cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
 use kiln_ops::{AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, RowGroups, Tensor};
-use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Rotation};
 
 fn backends(threads: usize) -> Vec<CpuBackend> {
     let backend = |isa| CpuBackend::new(CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();
@@ -58,7 +58,7 @@ fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
 fn int8_layer(out: usize, cols: usize) -> HostLinear {
     let bytes: Vec<u8> = (0..out * cols).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     let weight = HostTensor::new(DType::I8, [out, cols], bytes.into()).unwrap();
-    HostLinear::int8(vec![weight], vec![host(9, [out])]).unwrap()
+    HostLinear::int8(vec![weight], vec![host(9, [out])], Rotation::for_width(cols)).unwrap()
 }
 
 #[test]

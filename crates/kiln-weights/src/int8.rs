@@ -5,7 +5,7 @@
 //! embedding 0.6 %, `context_embedder` 0.4 %, modulations 0.3 %, `norm_out` 0.1 %.
 
 use bytes::Bytes;
-use kiln_tensor::{DType, HostTensor, Result, Shape, int8};
+use kiln_tensor::{DType, HostTensor, Result, Rotation, Shape, int8};
 use rayon::prelude::*;
 
 use crate::map::TensorBuffer;
@@ -89,16 +89,16 @@ pub(crate) struct Int8Matrix {
 /// Rows whose squares are summed up together; affects the last bits of the result.
 const CHUNK_ROWS: usize = 64;
 
-/// Quantizes the rows of a float matrix. The result does not depend on the number of threads. Clipping rows at their least
+/// Rotates and quantizes the rows of a float matrix. The result does not depend on the number of threads. Clipping rows at their least
 /// squared error, or a scale for each part of a concatenated input, does not reduce the model's error.
-pub(crate) fn quantize(weight: &HostTensor, threads: usize) -> Result<Int8Matrix> {
+pub(crate) fn quantize(weight: &HostTensor, rotation: Rotation, threads: usize) -> Result<Int8Matrix> {
     let (rows, cols) = (weight.shape().rows(), weight.shape().last());
     let (mut bytes, mut scales) = (TensorBuffer::zeros(weight.numel()), vec![0f32; rows]);
     let chunks = bytes.as_mut().par_chunks_mut((CHUNK_ROWS * cols).max(1));
     let chunks = chunks.zip(scales.par_chunks_mut(CHUNK_ROWS)).enumerate();
     let squares = with_threads(threads, || {
         chunks
-            .map(|(i, (bytes, scales))| int8::quantize_rows(weight, i * CHUNK_ROWS, bytes, scales))
+            .map(|(i, (bytes, scales))| int8::quantize_rows(weight, i * CHUNK_ROWS, rotation, bytes, scales))
             .collect::<Result<Vec<_>>>()
     })?;
     Ok(Int8Matrix {
@@ -130,9 +130,9 @@ mod tests {
     fn quantizing_is_the_same_for_any_number_of_threads() {
         let pattern = (0..300 * 7).map(|i| (i * 7919 % 1001) as f32 - 500.0).collect();
         let weight = HostTensor::from_f32([300, 7], pattern).unwrap().to_dtype(DType::BF16).unwrap();
-        let one = quantize(&weight, 1).unwrap();
+        let one = quantize(&weight, Rotation::None, 1).unwrap();
         for threads in [0, 2, 9] {
-            let many = quantize(&weight, threads).unwrap();
+            let many = quantize(&weight, Rotation::None, threads).unwrap();
             assert!(many.weight == one.weight && many.scale == one.scale && many.squares == one.squares);
         }
         let (scales, error) = (one.scale.to_f32().unwrap(), (one.squares[0] / one.squares[1]).sqrt());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::{DType, HostTensor, Rotation};
 
 use crate::export::metadata::{PRECISION_KEY, kept_metadata};
 use crate::export::report::{ErrorSums, Report, layer_kind};
@@ -121,7 +121,7 @@ impl Quantizer<'_> {
         if !quantized {
             return self.source.stored(&spec.name);
         }
-        let quantized = self.source.int8(&spec.name, spec.shape.clone(), self.threads)?;
+        let quantized = self.source.int8(&spec.name, spec.shape.clone(), Rotation::None, self.threads)?;
         let sums = self.groups.entry(layer_kind(&spec.name)).or_default();
         sums.add(quantized.weight.numel() as u64, quantized.squares);
         if !quantized.squares[1].is_finite() {

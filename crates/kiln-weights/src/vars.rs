@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use kiln_tensor::packed::PackedTensor;
-use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Rotation, Shape};
 
 use crate::lora::WeightPatch;
 use crate::source_tensor::RowBlock;
@@ -109,6 +109,7 @@ impl<'a> Vars<'a> {
     /// The weights are not copied, unless their dtypes differ: then all become f32. Either all layers have a bias or none;
     /// LoRA updates apply to the rows of their own layer.
     pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<HostLinear> {
+        let rotation = self.int8_rotation(leaves, cols);
         let with_bias = leaves.iter().any(|(leaf, _)| self.at(leaf).contains("bias"));
         let (mut blocks, mut scales) = (Vec::new(), Vec::new());
         let mut biases = Vec::new();
@@ -121,7 +122,7 @@ impl<'a> Vars<'a> {
             };
             let quantized = match (self.precision.int8_threads(&layer.prefix), &patch) {
                 (None, _) => None,
-                (Some(threads), None) => Some(self.source.int8(&name, size.into(), threads)?),
+                (Some(threads), None) => Some(self.source.int8(&name, size.into(), rotation, threads)?),
                 (Some(threads), Some(_)) => {
                     let unusable = |source| Error::Tensor {
                         file: self.source.path().to_owned(),
@@ -129,7 +130,7 @@ impl<'a> Vars<'a> {
                         source,
                     };
                     let patched = to_dense(&layer.row_blocks(size, &patch)?).map_err(unusable)?;
-                    Some(self.source.quantize_matrix(&name, &patched, threads)?)
+                    Some(self.source.quantize_matrix(&name, &patched, rotation, threads)?)
                 }
             };
             match quantized {
@@ -153,11 +154,18 @@ impl<'a> Vars<'a> {
         let deltas = self.deltas(leaves, cols)?;
         let layer = match unify(blocks).map_err(tensor)? {
             Stack::Dense(blocks) if scales.is_empty() => HostLinear::dense(blocks),
-            Stack::Dense(rows) => HostLinear::int8(rows, scales),
+            Stack::Dense(rows) => HostLinear::int8(rows, scales, rotation),
             Stack::Packed(packed) => HostLinear::packed(packed),
         };
         let layer = layer.and_then(|layer| layer.with_bias(bias)?.with_deltas(deltas));
         layer.and_then(|layer| if fp8 { layer.with_fp8_matmul() } else { Ok(layer) }).map_err(linear)
+    }
+
+    /// How such a stack is rotated if it is used in int8: one way for all of it, and not if a layer is stored in int8, which
+    /// is used as it is.
+    fn int8_rotation(&self, leaves: &[(&str, usize)], cols: usize) -> Rotation {
+        let stored = |leaf: &str| self.source.is_int8(&self.at(leaf).name("weight"));
+        if leaves.iter().any(|(leaf, _)| stored(leaf)) { Rotation::None } else { Rotation::for_width(cols) }
     }
 
     /// The weight of the layer here, without a copy; a patch is applied where it is read.

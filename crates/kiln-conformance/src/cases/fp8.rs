@@ -135,6 +135,38 @@ impl Scenario for GatedAdd {
     }
 }
 
+/// The input of a SwiGLU with its gates replaced by some where SiLU saturates: its values are exact, so all backends quantize
+/// them to the same integers or fp8.
+pub(super) fn saturated_gates(gate_up: &HostTensor) -> Result<HostTensor> {
+    let (mut elements, width) = (gate_up.to_f32()?.into_owned(), gate_up.shape().last());
+    for row in elements.chunks_exact_mut(width) {
+        row[..width / 2].iter_mut().for_each(|x| *x = if *x > 0.0 { 64.0 } else { -1024.0 });
+    }
+    Ok(HostTensor::from_f32(gate_up.shape().clone(), elements)?)
+}
+
+/// The input, scale and shift of a norm. The input has pairs of a number and its negative, all the same power of two: the
+/// norm's results and their modulation have few bits, so all backends quantize them to the same integers or fp8.
+pub(super) fn exact_norm<B: Backend>(
+    t: &mut CaseRun<'_, B>,
+    groups: &RowGroups,
+    dim: usize,
+) -> Result<(B::Tensor, [B::Tensor; 2])> {
+    let drawn = t.draw(NORMAL, [groups.rows(), dim]).to_f32()?.into_owned();
+    let even = drawn.chunks_exact(2).flat_map(|pair| {
+        let x = if pair[0] > 0.0 { 64.0 } else { -64.0 };
+        [x, -x]
+    });
+    let x = t.upload_activation(&HostTensor::from_f32([groups.rows(), dim], even.collect())?)?;
+    let mut sixteenths = || -> Result<B::Tensor> {
+        let drawn = t.draw(NORMAL, [groups.count(), dim]);
+        let rounded = drawn.to_f32()?.iter().map(|x| (x * 16.0).round() / 16.0).collect();
+        t.b.upload(&HostTensor::from_f32(drawn.shape().clone(), rounded)?, DType::F32)
+    };
+    let modulation = [sixteenths()?, sixteenths()?];
+    Ok((x, modulation))
+}
+
 struct SwigluGatedAdd {
     /// Columns of the input beside the SwiGLU; 0 for none.
     beside: usize,
@@ -145,13 +177,8 @@ impl Scenario for SwigluGatedAdd {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let (rows, out, cols) = (11, 48, self.beside + self.inner);
         let left = t.activation(NORMAL, [rows, self.beside])?;
-        // Where SiLU saturates its values are exact, so all backends quantize them to the same fp8.
-        let drawn = t.draw(NORMAL, [rows, 2 * self.inner]);
-        let mut elements = drawn.to_f32()?.into_owned();
-        for row in elements.chunks_exact_mut(2 * self.inner) {
-            row[..self.inner].iter_mut().for_each(|x| *x = if *x > 0.0 { 64.0 } else { -1024.0 });
-        }
-        let gate_up = t.upload_activation(&HostTensor::from_f32(drawn.shape().clone(), elements)?)?;
+        let gate_up = saturated_gates(&t.draw(NORMAL, [rows, 2 * self.inner]))?;
+        let gate_up = t.upload_activation(&gate_up)?;
         let w = load(t.b, fp8_layer(t, [out, cols], 1, DType::BF16)?)?;
         let residual = t.activation(NORMAL, [rows, out])?;
         let gate = t.parameter(NORMAL, [1, out])?;
@@ -175,20 +202,7 @@ impl Scenario for AdaSplit {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let (groups, out) = (RowGroups::from_lengths(self.groups), self.widths.iter().sum());
         let (rows, dim) = (groups.rows(), self.dim);
-        // Pairs of a number and its negative, all the same power of two: the norm's results and their modulation have few bits,
-        // so all backends quantize them to the same fp8.
-        let drawn = t.draw(NORMAL, [rows, dim]).to_f32()?.into_owned();
-        let even = drawn.chunks_exact(2).flat_map(|pair| {
-            let x = if pair[0] > 0.0 { 64.0 } else { -64.0 };
-            [x, -x]
-        });
-        let x = t.upload_activation(&HostTensor::from_f32([rows, dim], even.collect())?)?;
-        let mut sixteenths = || -> Result<B::Tensor> {
-            let drawn = t.draw(NORMAL, [groups.count(), dim]);
-            let rounded = drawn.to_f32()?.iter().map(|x| (x * 16.0).round() / 16.0).collect();
-            t.b.upload(&HostTensor::from_f32(drawn.shape().clone(), rounded)?, DType::F32)
-        };
-        let (scale, shift) = (sixteenths()?, sixteenths()?);
+        let (x, [scale, shift]) = exact_norm(t, &groups, dim)?;
         let layer = fp8_layer(t, [out, dim], 1, DType::BF16)?;
         let w = load(t.b, layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, self.widths)?;

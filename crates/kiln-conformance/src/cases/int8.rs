@@ -4,8 +4,9 @@
 //! last rounding to f32 (and bf16): a scale that is off by a ten-thousandth, or a sum that is off by one, shows.
 
 use kiln_ops::{Backend, Result, RowGroups, TrainingBackend};
-use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Rotation};
 
+use super::fp8::{exact_norm, saturated_gates};
 use super::list::{CaseList, ODD};
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario, load};
@@ -34,10 +35,29 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add_once("linear_int8/largest_sums", LargestSums);
     list.add("linear_int8/rows_of_zeros", RowsOfZeros);
     list.add("linear_int8/unaligned", Unaligned);
-    list.add("linear_int8/full_size", Int8 { sizes: vec![[70, 3072, 520]], ..base });
+    list.add("linear_int8/full_size", Int8 { sizes: vec![[70, 3072, 520]], ..base.clone() });
+    let widths = [16, 48, 64, 192, 256, 768, 2304];
+    list.add("linear_int8/rotated", Int8 { sizes: widths.map(|n| [6, n, 18]).into(), ..base.clone() });
+    let rotated = Int8 { sizes: vec![[3, 80, 5], [17, 320, 63], [33, 512, 65]], ..base };
+    list.add("linear_int8/rotated_heavy_tailed", Int8 { values: HEAVY_TAILED, ..rotated.clone() });
+    list.add("linear_int8/rotated_deltas", Int8 { slabs: &[0.6, 0.4], bias: true, rank: 5, ..rotated });
     list.add("linear_split_int8/odd_widths", Split);
     list.add("linear_gated_add_int8/one_input", GatedAdd { inputs: &[65], groups: &[7] });
     list.add("linear_gated_add_int8/side_by_side", GatedAdd { inputs: &[33, 96], groups: &[1, 17, 22] });
+    list.add("linear_gated_add_int8/rotated", GatedAdd { inputs: &[64, 192], groups: &[1, 17, 22] });
+    for (name, beside, inner) in
+        [("alone", 0, 256), ("beside", 64, 192), ("odd", 33, 101), ("wider_than_registers", 0, 24_832)]
+    {
+        list.add(&format!("swiglu_gated_add_int8/{name}"), SwigluGatedAdd { beside, inner });
+    }
+    let split = AdaSplit { dim: 64, groups: &[1, 17, 2], bias: false };
+    list.add("ada_linear_split_int8/groups_of_64", split);
+    list.add("ada_linear_split_int8/tails", AdaSplit { dim: 100, ..split });
+    list.add("ada_linear_split_int8/padded_rows", AdaSplit { dim: 1032, bias: true, ..split });
+    list.add("ada_linear_split_int8/groups_of_16", AdaSplit { dim: 1040, groups: &[3], ..split });
+    list.add("ada_linear_split_int8/widest_held", AdaSplit { dim: 4096, groups: &[5], ..split });
+    list.add("ada_linear_split_int8/wider", AdaSplit { dim: 4352, groups: &[3], ..split });
+    list.add("ada_linear_split_int8/no_rows", AdaSplit { groups: &[0], ..split });
     list.add("linear_gated_add_int8/no_gate", GatedAdd { inputs: &[48, 17, 1], groups: &[] });
 }
 
@@ -46,7 +66,7 @@ fn exact_sum(dtype: DType) -> Tolerance {
     Tolerance::ELEMENTWISE.rounded(dtype)
 }
 
-/// Draws a layer of int8 matrices with row scales.
+/// Draws a layer of int8 matrices with row scales, rotated if the width allows.
 fn int8_layer<B: Backend>(
     t: &mut CaseRun<'_, B>,
     heights: &[usize],
@@ -55,7 +75,7 @@ fn int8_layer<B: Backend>(
 ) -> Result<HostLinear> {
     let slabs = heights.iter().map(|&rows| slab(t, rows, cols, largest)).collect::<Result<Vec<_>>>()?;
     let (rows, scales) = slabs.into_iter().unzip();
-    Ok(HostLinear::int8(rows, scales)?)
+    Ok(HostLinear::int8(rows, scales, Rotation::for_width(cols))?)
 }
 
 /// Draws a matrix of integers and its row scales.
@@ -126,7 +146,7 @@ impl Scenario for LargestSums {
             let x = t.upload_activation(&HostTensor::from_f32([3, cols], x)?)?;
             let slab = HostTensor::new(DType::I8, [2, cols], vec![value as u8; 2 * cols].into())?;
             let scale = HostTensor::from_f32([2], vec![1.0, 0.5])?;
-            let layer = HostLinear::int8(vec![slab], vec![scale])?;
+            let layer = HostLinear::int8(vec![slab], vec![scale], Rotation::None)?;
             let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{cols} of {value}"), &y, exact_sum(t.dtype))?;
         }
@@ -162,7 +182,7 @@ impl Scenario for Unaligned {
             let mut bytes = vec![0xff; lead];
             bytes.extend_from_slice(aligned.bytes());
             let moved = HostTensor::new(DType::I8, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
-            let layer = HostLinear::int8(vec![moved], vec![scales.to_dtype(dtype)?])?;
+            let layer = HostLinear::int8(vec![moved], vec![scales.to_dtype(dtype)?], Rotation::None)?;
             let y = t.b.linear(&x, &load(t.b, layer)?)?;
             t.record(format!("{lead} bytes in"), &y, exact_sum(t.dtype))?;
         }
@@ -210,5 +230,60 @@ impl Scenario for GatedAdd {
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&xs.iter().collect::<Vec<_>>(), &w, gate, &residual)?;
         t.record(format!("{rows}x{cols} to {out}"), &y, Tolerance::sum(cols).rounded_inside(t.dtype))
+    }
+}
+
+struct SwigluGatedAdd {
+    /// Columns of the input beside the SwiGLU; 0 for none.
+    beside: usize,
+    inner: usize,
+}
+
+impl Scenario for SwigluGatedAdd {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let (rows, out, cols) = (5, 48, self.beside + self.inner);
+        let left = t.activation(NORMAL, [rows, self.beside])?;
+        let gate_up = saturated_gates(&t.draw(NORMAL, [rows, 2 * self.inner]))?;
+        let gate_up = t.upload_activation(&gate_up)?;
+        let layer = int8_layer(t, &[out], cols, 127)?;
+        let w = load(t.b, layer)?;
+        let residual = t.activation(NORMAL, [rows, out])?;
+        let gate = t.parameter(NORMAL, [1, out])?;
+        let groups = RowGroups::single(rows);
+        let beside = (self.beside > 0).then_some(&left);
+        let y = t.b.swiglu_gated_add(beside, &gate_up, &w, Some((&gate, &groups)), &residual)?;
+        let tolerance = Tolerance::sum(cols).rounded_inside(t.dtype);
+        t.record(format!("{} beside {}", self.beside, self.inner), &y, tolerance)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct AdaSplit {
+    /// Must be even.
+    dim: usize,
+    groups: &'static [usize],
+    bias: bool,
+}
+
+impl Scenario for AdaSplit {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let (groups, dim, widths) = (RowGroups::from_lengths(self.groups), self.dim, [16, 16, 40]);
+        let (rows, out) = (groups.rows(), widths.iter().sum());
+        let layer = int8_layer(t, &[out], dim, 127)?;
+        let bias = self.bias.then(|| t.draw(NORMAL, [out]));
+        let w = load(t.b, layer.with_bias(bias)?)?;
+        let (x, [scale, shift]) = exact_norm(t, &groups, dim)?;
+        let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
+        for (i, y) in ys.iter().enumerate() {
+            let tolerance = Tolerance::sum(dim).rounded_inside(t.dtype);
+            t.record(format!("part {i} of {rows}x{dim} to {out}"), y, tolerance)?;
+        }
+        let x = t.activation(HEAVY_TAILED, [rows, dim])?;
+        let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
+        let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
+        for (i, y) in t.b.linear_split(&normed, &w, widths)?.iter().enumerate() {
+            t.record_identical(format!("part {i} after its norm"), y, &ys[i])?;
+        }
+        Ok(())
     }
 }

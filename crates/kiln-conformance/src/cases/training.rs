@@ -6,7 +6,7 @@ use kiln_ops::training::{
 };
 use kiln_ops::{AttentionMask, AttentionSpec, Result, RopeLayout, RopeTable, RowGroups, TrainingBackend};
 use kiln_tensor::packed::{Format, PackedTensor};
-use kiln_tensor::{DType, HostLinear, HostTensor};
+use kiln_tensor::{DType, HostLinear, HostTensor, Rotation};
 
 use super::fp8::{fp8_layer, tolerance as fp8_tolerance};
 use super::list::{CaseList, ODD};
@@ -122,11 +122,14 @@ struct Int8Backward;
 impl Scenario for Int8Backward {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
-        for [rows, out, cols] in [[7, 33, 65], [130, 64, 32], [3, 81, 203], [1, 5, 3]] {
+        for [rows, out, cols] in
+            [[7, 33, 65], [130, 64, 32], [3, 81, 203], [1, 5, 3], [9, 40, 192], [5, 33, 768]]
+        {
             let integers = t.bytes(out * cols);
             let integers = HostTensor::new(DType::I8, [out, cols], integers.into())?;
             let scales = t.draw(NORMAL.scaled(1e-3).shifted(1e-2), [out]);
-            let w = load(b, HostLinear::int8(vec![integers], vec![scales])?)?;
+            let rotation = Rotation::for_width(cols);
+            let w = load(b, HostLinear::int8(vec![integers], vec![scales], rotation)?)?;
             let dy = t.activation(HEAVY_TAILED, [rows, out])?;
             let dx = b.linear_backward(&[&dy], &w, None)?;
             let tolerance = Tolerance::sum(out).rounded_inside(t.dtype);

@@ -158,7 +158,7 @@ fn linear_int8<T: TensorElement>(
     max_packed: usize,
 ) -> Result<()> {
     let [_, cols] = w.size();
-    let weight = Int8Weight { matrix: &w.matrix, scales: &w.scales };
+    let weight = Int8Weight { matrix: &w.matrix, scales: &w.scales, rotation: w.rotation };
     for rows in row_bands(x.rows, cols, max_packed) {
         let mut packed = None;
         let hidden = update_hidden(cx, w, rows.clone(), |down, epilogue| {

@@ -9,7 +9,7 @@ use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::grid::THREADS;
-use super::movement::concat_columns;
+use super::movement::{Concatenated, concat_columns};
 use super::norm::{ADA_LAYER_NORM_FP8, AdaLayerNormFp8, register_grid};
 use super::quantize_fp8::{
     GEMM_FP8, GemmFp8, QUANTIZE_GRADIENT_FP8, QUANTIZE_SWIGLU_FP8, QuantizeGradientFp8, QuantizeSwigluFp8,
@@ -54,29 +54,10 @@ impl Fp8Operand {
 
     /// Quantizes activations, concatenated by columns to the weight's width.
     pub fn new(cx: &Context, xs: &[&CudaTensor], w: &QuantizedMatrix) -> Result<Fp8Operand> {
-        let concatenated;
-        let (first, second) = match xs {
-            [x] => (*x, None),
-            [x, y] => (*x, Some(*y)),
-            _ => {
-                concatenated = concat_columns(cx, xs)?;
-                (&concatenated, None)
-            }
-        };
-        let rows = first.shape().rows();
+        let Concatenated { rows, dtype, ptrs, widths, .. } = Concatenated::new(cx, xs)?;
         let operand = Fp8Operand::allocate(cx, rows, w)?;
-        let matrices = [first, second.unwrap_or(first)];
-        let widths = [first.shape().last(), second.map_or(0, |y| y.shape().last())];
-        let ptrs = matrices.map(|x| x.ptr(cx));
-        quantize_rows(
-            cx,
-            first.dtype(),
-            ptrs,
-            widths,
-            rows,
-            [operand.bytes.ptr(cx), operand.scales.ptr(cx)],
-            w.depth,
-        )?;
+        let to = [operand.bytes.ptr(cx), operand.scales.ptr(cx)];
+        quantize_rows(cx, dtype, ptrs, widths, rows, to, w.depth)?;
         Ok(operand)
     }
 

@@ -1,11 +1,15 @@
-//! Products with int8 weights.
+//! Products with int8 weights: rotation and quantization of activations, and the fallback kernel.
+//!
+//! As in `fp8`, outputs of modulated norms and of SwiGLU are quantized by the kernel that computes them.
 
 use std::ops::Range;
 
-use kiln_ops::{Result, Tensor as _};
+use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::grid::THREADS;
+use super::movement::Concatenated;
+use super::norm::{ADA_LAYER_NORM_INT8, AdaLayerNormInt8, WARPS_PER_ROW};
 use crate::context::{Context, int};
 use crate::gemm::{GemmShape, Operands};
 use crate::kernels::kernels;
@@ -16,8 +20,11 @@ use crate::weight::QuantizedMatrix;
 
 kernels! {
     "int8" {
-        QuantizeInt8(x: DevicePtr, q: DevicePtr, scales: DevicePtr, cols: i32, padded: i32):
-            QUANTIZE_INT8 = "quantize_int8" by dtype;
+        QuantizeInt8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr,
+            scales: DevicePtr, padded: i32, group: i32):
+            QUANTIZE_INT8 = "quantize_int8" by dtype, QUANTIZE_SWIGLU_INT8 = "quantize_swiglu_int8" by dtype;
+        DequantizeInt8(q: DevicePtr, scales: DevicePtr, out: DevicePtr, cols: i32, padded: i32, group: i32):
+            DEQUANTIZE_INT8 = "dequantize_int8" by dtype;
         GemmInt8(q: DevicePtr, q_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, bias: DevicePtr,
             add: DevicePtr, out: DevicePtr, rows: i32, n: i32, depth: i32, ldadd: i64, ldo: i64):
             GEMM_INT8 = "gemm_int8" by dtype;
@@ -27,6 +34,17 @@ kernels! {
 /// Tile size of the kernel, in rows and in outputs.
 const TILE: usize = 64;
 
+/// Columns that a thread of the quantizing kernels keeps, as in `int8.cu`.
+const KEPT_COLUMNS: usize = 32;
+
+/// The largest block of the quantizing kernels, as in `int8.cu`: more threads would have too few registers.
+const MAX_THREADS: usize = 768;
+
+/// Threads of a block that quantizes a row of `depth` bytes: those that keep all of it, if possible.
+fn quantize_threads(depth: usize) -> usize {
+    depth.div_ceil(KEPT_COLUMNS).next_multiple_of(32).min(MAX_THREADS)
+}
+
 /// Activations in int8 with one scale per row.
 pub(crate) struct Int8Operand {
     rows: usize,
@@ -35,20 +53,83 @@ pub(crate) struct Int8Operand {
 }
 
 impl Int8Operand {
-    /// Quantizes `x`: `[rows, w.cols]`.
-    pub fn new(cx: &Context, x: &CudaTensor, w: &QuantizedMatrix) -> Result<Int8Operand> {
-        let rows = x.shape().rows();
-        let (values, scales) = (cx.allocate(rows * w.depth)?, cx.allocate(rows * 4)?);
-        let kernel = QUANTIZE_INT8.of(x.dtype());
-        let parameters = QuantizeInt8 {
-            x: x.ptr(cx),
-            q: values.ptr(cx),
-            scales: scales.ptr(cx),
-            cols: int("linear", w.cols)?,
-            padded: int("linear", w.depth)?,
-        };
-        cx.launch(kernel, [rows, 1], THREADS, 0, &parameters)?;
-        Ok(Int8Operand { rows, values, scales })
+    /// Allocates uninitialised rows.
+    fn allocate(cx: &Context, rows: usize, w: &QuantizedMatrix) -> Result<Int8Operand> {
+        Ok(Int8Operand { rows, values: cx.allocate(rows * w.depth)?, scales: cx.allocate(rows * 4)? })
+    }
+
+    /// Rotates and quantizes activations, concatenated by columns to the weight's width.
+    pub fn new(cx: &Context, xs: &[&CudaTensor], w: &QuantizedMatrix) -> Result<Int8Operand> {
+        let Concatenated { rows, dtype, ptrs, widths, .. } = Concatenated::new(cx, xs)?;
+        let operand = Int8Operand::allocate(cx, rows, w)?;
+        let parameters = operand.quantize(cx, ptrs, widths, w)?;
+        cx.launch(QUANTIZE_INT8.of(dtype), [rows, 1], quantize_threads(w.depth), 0, &parameters)?;
+        Ok(operand)
+    }
+
+    /// Rotates and quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
+    pub fn from_swiglu(
+        cx: &Context,
+        left: Option<&CudaTensor>,
+        x: &CudaTensor,
+        w: &QuantizedMatrix,
+    ) -> Result<Int8Operand> {
+        let shape = shapes::swiglu(x)?;
+        let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
+        let operand = Int8Operand::allocate(cx, shape.rows(), w)?;
+        let parameters = operand.quantize(cx, [left, x.ptr(cx)], [left_cols, shape.last()], w)?;
+        let kernel = QUANTIZE_SWIGLU_INT8.of(x.dtype());
+        cx.launch(kernel, [operand.rows, 1], quantize_threads(w.depth), 0, &parameters)?;
+        Ok(operand)
+    }
+
+    fn quantize(
+        &self,
+        cx: &Context,
+        [x, y]: [DevicePtr; 2],
+        widths: [usize; 2],
+        w: &QuantizedMatrix,
+    ) -> Result<QuantizeInt8> {
+        let size = |n: usize| int("linear", n);
+        Ok(QuantizeInt8 {
+            x,
+            x_cols: size(widths[0])?,
+            y,
+            y_cols: size(widths[1])?,
+            q: self.values.ptr(cx),
+            scales: self.scales.ptr(cx),
+            padded: size(w.depth)?,
+            group: size(w.rotation.group())?,
+        })
+    }
+
+    /// Fuses [`ada_layer_norm`](super::norm::ada_layer_norm), rotation and quantization, for rows that fit registers.
+    pub fn from_ada_layer_norm(
+        cx: &Context,
+        x: &CudaTensor,
+        [scale, shift]: [&CudaTensor; 2],
+        groups: &RowGroups,
+        eps: f32,
+        w: &QuantizedMatrix,
+    ) -> Result<Int8Operand> {
+        let operand = Int8Operand::allocate(cx, x.shape().rows(), w)?;
+        let size = |n: usize| int("linear", n);
+        for (group, rows) in groups.ranges().enumerate() {
+            let parameters = AdaLayerNormInt8 {
+                x: x.row_ptr(cx, rows.start),
+                scale: scale.row_ptr(cx, group),
+                shift: shift.row_ptr(cx, group),
+                q: operand.values.ptr(cx) + (rows.start * w.depth) as u64,
+                scales: operand.scales.ptr(cx) + 4 * rows.start as u64,
+                dim: size(w.cols)?,
+                padded: size(w.depth)?,
+                group: size(w.rotation.group())?,
+                eps,
+            };
+            let kernel = ADA_LAYER_NORM_INT8.of(x.dtype());
+            cx.launch(kernel, [rows.len(), 1], 32 * WARPS_PER_ROW, 0, &parameters)?;
+        }
+        Ok(operand)
     }
 
     /// Multiplies with some rows of the weight. Takes the addresses of the bias, the summand and the result.
@@ -96,4 +177,21 @@ impl Int8Operand {
         };
         cx.launch(kernel, grid, 256, 0, &parameters)
     }
+}
+
+/// The values of an int8 weight, `[rows, cols]` in f32 or bf16.
+pub(crate) fn dequantize_int8(cx: &Context, w: &QuantizedMatrix, dtype: DType) -> Result<DeviceBuffer> {
+    let out = cx.allocate(w.rows * w.cols * dtype.size())?;
+    let [q, scales] = w.ptr(cx, 0);
+    let size = |n: usize| int("linear_backward", n);
+    let parameters = DequantizeInt8 {
+        q,
+        scales,
+        out: out.ptr(cx),
+        cols: size(w.cols)?,
+        padded: size(w.depth)?,
+        group: size(w.rotation.group())?,
+    };
+    cx.launch(DEQUANTIZE_INT8.of(dtype), [w.rows, 1], THREADS, 0, &parameters)?;
+    Ok(out)
 }

@@ -9,7 +9,6 @@ use super::elementwise::left_and_swiglu;
 use super::fp8::Fp8Operand;
 use super::grid::{THREADS, row_grid};
 use super::int8::Int8Operand;
-use super::movement::concat_columns;
 use super::norm::{ada_layer_norm, fits_registers};
 use crate::context::{Context, int};
 use crate::gemm::Gemm;
@@ -58,13 +57,20 @@ pub(crate) fn ada_linear_split<const N: usize>(
     let dtype = x.dtype();
     let matrix = w.load(cx, dtype)?;
     // LoRA updates need the unquantized input.
-    if let WeightMatrix::Fp8(weight) = &*matrix
-        && w.deltas.is_empty()
-        && fits_registers(weight.cols, &[x, modulation[0], modulation[1]])
-    {
-        let fp8 = Some(Fp8Operand::from_ada_layer_norm(cx, x, modulation, groups, eps, weight)?);
-        let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8 };
-        return call.split(widths);
+    if w.deltas.is_empty() && fits_registers(w.size()[1], &[x, modulation[0], modulation[1]]) {
+        let quantized = match &*matrix {
+            WeightMatrix::Dense(_) => None,
+            WeightMatrix::Int8(weight) => Some(Quantized::Int8(Int8Operand::from_ada_layer_norm(
+                cx, x, modulation, groups, eps, weight,
+            )?)),
+            WeightMatrix::Fp8(weight) => {
+                Some(Quantized::Fp8(Fp8Operand::from_ada_layer_norm(cx, x, modulation, groups, eps, weight)?))
+            }
+        };
+        if quantized.is_some() {
+            let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), quantized };
+            return call.split(widths);
+        }
     }
     let normed = ada_layer_norm(cx, x, modulation[0], modulation[1], groups, eps)?;
     let xs = [&normed];
@@ -94,13 +100,20 @@ pub(crate) fn swiglu_gated_add(
     let dtype = gate_up.dtype();
     let matrix = w.load(cx, dtype)?;
     // LoRA updates need the unquantized input.
-    if let WeightMatrix::Fp8(weight) = &*matrix
-        && w.deltas.is_empty()
-        && Fp8Operand::supports_swiglu(weight, dtype)
-    {
-        let fp8 = Some(Fp8Operand::from_swiglu(cx, left, gate_up, weight)?);
-        let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8 };
-        return call.gated_add(out, gate, residual);
+    if w.deltas.is_empty() {
+        let quantized = match &*matrix {
+            WeightMatrix::Int8(weight) => {
+                Some(Quantized::Int8(Int8Operand::from_swiglu(cx, left, gate_up, weight)?))
+            }
+            WeightMatrix::Fp8(weight) if Fp8Operand::supports_swiglu(weight, dtype) => {
+                Some(Quantized::Fp8(Fp8Operand::from_swiglu(cx, left, gate_up, weight)?))
+            }
+            _ => None,
+        };
+        if quantized.is_some() {
+            let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), quantized };
+            return call.gated_add(out, gate, residual);
+        }
     }
     // One product over all columns instead of two accumulated in f32.
     let x = left_and_swiglu(cx, left, gate_up)?;
@@ -148,10 +161,14 @@ struct LinearCall<'a> {
     dtype: DType,
     /// The inputs times `down` of every update, `[rows, rank]`.
     inner: Vec<CudaTensor>,
-    /// The quantized inputs of an int8 weight.
-    int8: Option<Int8Operand>,
-    /// The quantized inputs of an fp8 weight.
-    fp8: Option<Fp8Operand>,
+    /// The inputs of an int8 or fp8 weight.
+    quantized: Option<Quantized>,
+}
+
+/// Inputs quantized as the weight is.
+enum Quantized {
+    Int8(Int8Operand),
+    Fp8(Fp8Operand),
 }
 
 /// What is added to a product, and where it is stored.
@@ -176,19 +193,13 @@ impl<'a> LinearCall<'a> {
         matrix: LoadedWeight<'a>,
     ) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let mut call =
-            LinearCall { cx, xs, w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8: None };
-        if let WeightMatrix::Int8(weight) = &*call.matrix {
+        let quantized = match &*matrix {
+            WeightMatrix::Dense(_) => None,
             // One scale per row of all inputs.
-            let operand = match xs {
-                [x] => Int8Operand::new(cx, x, weight),
-                _ => Int8Operand::new(cx, &concat_columns(cx, xs)?, weight),
-            };
-            call.int8 = Some(operand?);
-        }
-        if let WeightMatrix::Fp8(weight) = &*call.matrix {
-            call.fp8 = Some(Fp8Operand::new(cx, xs, weight)?);
-        }
+            WeightMatrix::Int8(weight) => Some(Quantized::Int8(Int8Operand::new(cx, xs, weight)?)),
+            WeightMatrix::Fp8(weight) => Some(Quantized::Fp8(Fp8Operand::new(cx, xs, weight)?)),
+        };
+        let mut call = LinearCall { cx, xs, w, matrix, rows, dtype, inner: Vec::new(), quantized };
         call.inner = w.deltas.iter().map(|delta| call.multiply_full(&delta.down)).collect::<Result<_>>()?;
         Ok(call)
     }
@@ -249,17 +260,15 @@ impl<'a> LinearCall<'a> {
 
     /// Computes some outputs, without LoRA updates, in a single launch; `None` if that is not possible.
     fn launch_single(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
-        match (&*self.matrix, &self.int8) {
-            (WeightMatrix::Int8(weight), Some(int8)) => {
+        match (&*self.matrix, &self.quantized) {
+            (WeightMatrix::Int8(weight), Some(Quantized::Int8(int8))) => {
                 let Destination { bias, add, out, dtype } = to;
                 Some(int8.gemm(self.cx, weight, rows, [bias, add, Some(out)], dtype))
             }
-            (WeightMatrix::Fp8(weight), _) if to.bias.is_none() => {
-                self.fp8.as_ref().and_then(|fp8| match to.add {
-                    None => Some(fp8.gemm(self.cx, weight, rows, to.out, to.dtype)),
-                    Some(add) => fp8.gemm_onto(self.cx, weight, rows, [add, to.out], to.dtype),
-                })
-            }
+            (WeightMatrix::Fp8(weight), Some(Quantized::Fp8(fp8))) if to.bias.is_none() => match to.add {
+                None => Some(fp8.gemm(self.cx, weight, rows, to.out, to.dtype)),
+                Some(add) => fp8.gemm_onto(self.cx, weight, rows, [add, to.out], to.dtype),
+            },
             (WeightMatrix::Dense(matrix), _) if self.xs.len() == 1 => {
                 let mut gemm = self.gemm(matrix, 0, rows.clone(), to.out, to.dtype);
                 gemm.bias = to.bias;
@@ -420,15 +429,14 @@ impl<'a> LinearCall<'a> {
             }
         }
         // A single product rounds to the activations' dtype, as the model does; several are accumulated in f32.
-        let (sums, sums_dtype) =
-            if no_deltas && (self.fp8.is_some() || self.xs.len() == 1 && self.int8.is_none()) {
-                let buffer = self.cx.allocate(self.rows * out_width * self.dtype.size())?;
-                let to = Destination { bias: None, add: None, out: buffer.ptr(self.cx), dtype: self.dtype };
-                self.launch_single(&all, to).unwrap_or(Ok(()))?;
-                (buffer, self.dtype)
-            } else {
-                (self.sums_with_deltas(all)?, DType::F32)
-            };
+        let (sums, sums_dtype) = if no_deltas && (self.quantized.is_some() || self.xs.len() == 1) {
+            let buffer = self.cx.allocate(self.rows * out_width * self.dtype.size())?;
+            let to = Destination { bias: None, add: None, out: buffer.ptr(self.cx), dtype: self.dtype };
+            self.launch_single(&all, to).unwrap_or(Ok(()))?;
+            (buffer, self.dtype)
+        } else {
+            (self.sums_with_deltas(all)?, DType::F32)
+        };
         let single = RowGroups::single(self.rows);
         let (gate, groups) = gate.map_or((None, &single), |(gate, groups)| (Some(gate), groups));
         for (group, rows) in groups.ranges().enumerate() {

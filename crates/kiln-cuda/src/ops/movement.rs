@@ -152,6 +152,31 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<Cuda
     Ok(out)
 }
 
+/// Matrices of the same rows, concatenated by columns: the first two where they are, more as a copy.
+pub(crate) struct Concatenated {
+    pub rows: usize,
+    pub dtype: DType,
+    /// Addresses and widths of both; the second may have no columns.
+    pub ptrs: [DevicePtr; 2],
+    pub widths: [usize; 2],
+    _copy: Option<CudaTensor>,
+}
+
+impl Concatenated {
+    pub fn new(cx: &Context, xs: &[&CudaTensor]) -> Result<Concatenated> {
+        let copy = if xs.len() > 2 { Some(concat_columns(cx, xs)?) } else { None };
+        let first = copy.as_ref().unwrap_or(xs[0]);
+        let second = xs.get(1).filter(|_| copy.is_none());
+        Ok(Concatenated {
+            rows: first.shape().rows(),
+            dtype: first.dtype(),
+            ptrs: [first.ptr(cx), second.map_or(first.ptr(cx), |x| x.ptr(cx))],
+            widths: [first.shape().last(), second.map_or(0, |x| x.shape().last())],
+            _copy: copy,
+        })
+    }
+}
+
 /// The largest copy unit, in bytes, that element counts and an address allow.
 pub(crate) fn unit(size: usize, counts: [usize; 3], at: u64) -> usize {
     let fits = |unit: usize| {

@@ -20,6 +20,9 @@ kernels! {
         AdaLayerNormFp8(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, q: DevicePtr,
             scales: DevicePtr, rows: i32, dim: i32, padded: i32, eps: f32):
             ADA_LAYER_NORM_FP8 = "ada_layer_norm_fp8" by dtype;
+        AdaLayerNormInt8(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, q: DevicePtr,
+            scales: DevicePtr, dim: i32, padded: i32, group: i32, eps: f32):
+            ADA_LAYER_NORM_INT8 = "ada_layer_norm_int8" by dtype;
         RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
             RMS_NORM_REGISTERS = "rms_norm_registers" by dtype;
     }
@@ -35,7 +38,7 @@ fn row_threads(cx: &Context, rows: usize, dim: usize) -> usize {
 /// Vectors per lane, threads per block with one warp per row, and warps per row where rows are few; as in `norm.cu`.
 const REGISTER_VECTORS: usize = 16;
 const REGISTER_THREADS: usize = 64;
-const WARPS_PER_ROW: usize = 4;
+pub(super) const WARPS_PER_ROW: usize = 4;
 /// Rows per multiprocessor below which rows are few.
 const MIN_ROWS_PER_MULTIPROCESSOR: usize = 8;
 

@@ -50,8 +50,8 @@ impl StoredMatrix {
     fn new(cx: &Context, linear: &HostLinear) -> Result<StoredMatrix> {
         let size @ [_, cols] = [linear.rows(), linear.cols()];
         Ok(StoredMatrix::Ready(match linear.weight() {
-            LinearWeight::Int8 { rows, scales } => {
-                WeightMatrix::Int8(QuantizedMatrix::from_int8(cx, rows, scales, size)?)
+            LinearWeight::Int8 { rows, scales, rotation } => {
+                WeightMatrix::Int8(QuantizedMatrix::from_int8(cx, rows, scales, *rotation, size)?)
             }
             LinearWeight::Packed(packed) => {
                 return StoredMatrix::packed(cx, packed, linear.fp8_matmul(), size);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use kiln_ops::{Error, Result};
 use kiln_tensor::packed::PackedTensor;
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::{DType, HostTensor, Rotation};
 
 use super::matrix::{upload_floats, vector};
 use crate::context::{Context, int};
@@ -18,20 +18,25 @@ pub(crate) struct QuantizedMatrix {
     pub cols: usize,
     /// Bytes from row to row: a multiple of 16, zero-padded.
     pub depth: usize,
+    /// How int8 rows are rotated.
+    pub rotation: Rotation,
     buffer: DeviceBuffer,
     scales: DeviceBuffer,
 }
 
 impl QuantizedMatrix {
-    /// Uploads int8 rows with the file's scales.
+    /// Uploads int8 rows with their scales.
     pub fn from_int8(
         cx: &Context,
         rows: &[HostTensor],
         scales: &[HostTensor],
+        rotation: Rotation,
         size: [usize; 2],
     ) -> Result<QuantizedMatrix> {
         let scales = vector(cx, "weight", scales)?;
-        QuantizedMatrix::upload(cx, rows.iter().map(|matrix| &matrix.bytes()[..]), scales, size)
+        let matrix =
+            QuantizedMatrix::upload(cx, rows.iter().map(|matrix| &matrix.bytes()[..]), scales, size)?;
+        Ok(QuantizedMatrix { rotation, ..matrix })
     }
 
     /// Uploads fp8 rows with the file's scales.
@@ -60,7 +65,7 @@ impl QuantizedMatrix {
             cx.check(cx.upload(&bytes, at))?;
             at += bytes.len() as u64;
         }
-        Ok(QuantizedMatrix { rows, cols, depth, buffer, scales })
+        Ok(QuantizedMatrix { rows, cols, depth, rotation: Rotation::None, buffer, scales })
     }
 
     /// Quantizes matrices to fp8 on the device.
@@ -72,7 +77,7 @@ impl QuantizedMatrix {
         check_fp8(cx)?;
         let depth = padded_row_bytes(cols);
         let (buffer, scales) = (cx.allocate(rows * depth)?, cx.allocate(rows * 4)?);
-        let quantized = QuantizedMatrix { rows, cols, depth, buffer, scales };
+        let quantized = QuantizedMatrix { rows, cols, depth, rotation: Rotation::None, buffer, scales };
         let mut first = 0;
         for matrix in matrices {
             let matrix =
@@ -110,7 +115,7 @@ impl QuantizedMatrix {
             out_depth: size(depth)?,
         };
         cx.launch(TRANSPOSE_FP8, [rows.div_ceil(128), cols.div_ceil(128)], 256, 0, &parameters)?;
-        Ok(QuantizedMatrix { rows, cols, depth, buffer, scales })
+        Ok(QuantizedMatrix { rows, cols, depth, rotation: Rotation::None, buffer, scales })
     }
 
     /// Addresses of row `row` and of its scale.

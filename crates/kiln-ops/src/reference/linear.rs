@@ -1,7 +1,7 @@
 //! Linear layers: dense, int8 and fp8 matmuls, bias and LoRA deltas.
 
 use kiln_tensor::packed::PackedTensor;
-use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta};
+use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Rotation};
 
 use super::movement;
 use super::values::{NAME, tensor, values};
@@ -21,8 +21,8 @@ pub struct Linear {
 #[derive(Clone)]
 enum Weight {
     Dense(Vec<f64>),
-    /// Integers and row scales.
-    Int8(Vec<i8>, Vec<f64>),
+    /// Integers, row scales, and how the rows are rotated.
+    Int8(Vec<i8>, Vec<f64>, Rotation),
     /// e4m3 values and row scales.
     Fp8(Vec<f64>, Vec<f64>),
 }
@@ -39,9 +39,9 @@ struct LoraFactors {
 pub(super) fn load_weight(linear: HostLinear, _: Residency) -> Result<Linear> {
     let size = [linear.rows(), linear.cols()];
     let weight = match linear.weight() {
-        LinearWeight::Int8 { rows, scales } => {
+        LinearWeight::Int8 { rows, scales, rotation } => {
             let integers = rows.iter().flat_map(|rows| rows.bytes().iter().map(|&b| b as i8));
-            Weight::Int8(integers.collect(), concat(scales)?)
+            Weight::Int8(integers.collect(), concat(scales)?, *rotation)
         }
         LinearWeight::Packed(packed) if linear.fp8_matmul() && packed.iter().all(PackedTensor::is_fp8) => {
             let unscaled =
@@ -81,7 +81,11 @@ impl Linear {
         };
         match &self.weight {
             Weight::Dense(values) => values.clone(),
-            Weight::Int8(values, scales) => scaled(&mut values.iter().map(|&v| f64::from(v)), scales),
+            Weight::Int8(values, scales, rotation) => {
+                let mut values: Vec<f64> = scaled(&mut values.iter().map(|&v| f64::from(v)), scales);
+                rotation.rotate(&mut values);
+                values
+            }
             Weight::Fp8(values, scales) => scaled(&mut values.iter().copied(), scales),
         }
     }
@@ -110,7 +114,9 @@ impl Linear {
             let row = y.len();
             match &self.weight {
                 Weight::Dense(weight) => y.extend(weight.chunks(cols).map(|w| dot(x, w))),
-                Weight::Int8(weight, scales) => y.extend(int8_product(x, weight, scales)),
+                Weight::Int8(weight, scales, rotation) => {
+                    y.extend(int8_product(x, weight, scales, *rotation));
+                }
                 Weight::Fp8(weight, scales) => {
                     let (x, scale) = quantize_fp8(x);
                     y.extend(weight.chunks(cols).zip(scales).map(|(w, row)| dot(&x, w) * scale * row));
@@ -158,9 +164,10 @@ fn lora_factors(deltas: &[LoraDelta]) -> Result<Vec<LoraFactors>> {
 }
 
 /// The int8 matmul of one row.
-fn int8_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
+fn int8_product(x: &[f64], weight: &[i8], scales: &[f64], rotation: Rotation) -> Vec<f64> {
     // The elements came from f32 or bf16, so this is exact.
-    let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+    let mut x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+    rotation.rotate(&mut x);
     let mut q = vec![0; x.len()];
     let scale = f64::from(int8::quantize_row(&x, &mut q));
     let sum = |w: &[i8]| q.iter().zip(w).map(|(&q, &w)| i64::from(q) * i64::from(w)).sum::<i64>();

@@ -140,7 +140,7 @@ impl WeightCost {
         let size = |t: &HostTensor| t.bytes().len() as u64;
         let weight: u64 = match linear.weight() {
             LinearWeight::Dense(dense) => dense.iter().map(size).sum(),
-            LinearWeight::Int8 { rows, scales } => rows.iter().chain(scales).map(size).sum(),
+            LinearWeight::Int8 { rows, scales, .. } => rows.iter().chain(scales).map(size).sum(),
             LinearWeight::Packed(packed) => packed.iter().map(|p| p.bytes().len() as u64).sum(),
         };
         let macs = (linear.rows() * linear.cols()) as u64;

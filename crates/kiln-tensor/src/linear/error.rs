@@ -26,6 +26,9 @@ pub enum LinearError {
     /// An int8 matrix so wide that a dot product may overflow 32 bits.
     #[error("an int8 weight has {cols} columns, expected at most {MAX_COLS}")]
     TooWide { cols: usize },
+    /// A rotation whose groups don't divide the weight's width.
+    #[error("an int8 weight has {cols} columns, expected whole groups of {group} to rotate")]
+    Rotation { cols: usize, group: usize },
     /// An fp8 matmul requested for an int8 weight.
     #[error("an int8 weight can't use an fp8 matmul")]
     Int8WithFp8Matmul,

@@ -123,14 +123,14 @@ impl FaultyBackend {
                 let deltas = linear.deltas().iter().map(at_zero).collect();
                 linear.with_deltas(deltas)?
             }
-            (Fault::Scale128, LinearWeight::Int8 { rows, scales }) => {
+            (Fault::Scale128, LinearWeight::Int8 { rows, scales, rotation }) => {
                 let smaller = |scale: &HostTensor| {
                     let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
                     HostTensor::from_f32(scale.shape(), values)
                 };
                 let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
                 let (bias, deltas) = (linear.bias().cloned(), linear.deltas().to_vec());
-                HostLinear::int8(rows.clone(), scales)?.with_bias(bias)?.with_deltas(deltas)?
+                HostLinear::int8(rows.clone(), scales, *rotation)?.with_bias(bias)?.with_deltas(deltas)?
             }
             _ => linear,
         };

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kiln_tensor::packed::{Format, PackedTensor, Scales, StackedRows};
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::{DType, HostTensor, Rotation};
 
 use super::encode::{EncodedMatrix, encode, into_tiles};
 use super::plan::{Conversion, PlannedTensor};
@@ -89,7 +89,7 @@ fn copy_int8(source: &WeightSource, planned: &PlannedTensor, threads: usize) -> 
     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
     for (name, view) in &planned.sources {
         let Some((_, shape)) = source.entry(name) else { continue };
-        let matrix = source.int8(name, shape.clone(), threads)?;
+        let matrix = source.int8(name, shape.clone(), Rotation::None, threads)?;
         let rows = matrix.scale.to_f32().map_err(tensor_error(source, planned))?;
         // From the middle, if the file has the halves swapped.
         let middle = if *view == View::SwappedHalves { rows.len() / 2 } else { 0 };

@@ -1,7 +1,7 @@
 //! Reading int8 tensors with row scales, and quantizing others.
 
 use kiln_tensor::packed::{Format, PackedTensor};
-use kiln_tensor::{DType, HostTensor, Shape};
+use kiln_tensor::{DType, HostTensor, Rotation, Shape};
 
 use super::{WeightSource, unusable};
 use crate::int8::{self, Int8Matrix};
@@ -61,12 +61,18 @@ impl WeightSource {
         self.tensors.get(name).is_some_and(|tensor| tensor.entry.encoding.has_tiles())
     }
 
-    /// The matrix `name` as int8 rows and their scales: as stored, else quantized now. The pages read for that are released,
+    /// The matrix `name` as int8 rows and their scales: as stored, else rotated and quantized now. The pages read for that are released,
     /// so that a large model is never in memory in both precisions.
-    pub(crate) fn int8(&self, name: &str, shape: Shape, threads: usize) -> Result<Int8Matrix> {
+    pub(crate) fn int8(
+        &self,
+        name: &str,
+        shape: Shape,
+        rotation: Rotation,
+        threads: usize,
+    ) -> Result<Int8Matrix> {
         if let Some(synthetic) = &self.synthetic {
             let quantized =
-                synthetic.tensor(name, &shape).and_then(|weight| int8::quantize(&weight, threads));
+                synthetic.tensor(name, &shape).and_then(|weight| int8::quantize(&weight, rotation, threads));
             return quantized.map_err(|source| Error::Tensor {
                 file: self.path.clone(),
                 tensor: name.to_owned(),
@@ -79,7 +85,7 @@ impl WeightSource {
             return Ok(Int8Matrix { weight, scale, squares: [0.0; 2] });
         }
         let file = self.file_of(tensor);
-        let quantized = int8::quantize(&weight, threads).map_err(unusable(file, name))?;
+        let quantized = int8::quantize(&weight, rotation, threads).map_err(unusable(file, name))?;
         file.release(&tensor.entry);
         Ok(quantized)
     }
@@ -92,14 +98,15 @@ impl WeightSource {
         values && shape.rank() == 2 && name.strip_suffix(".weight").is_some_and(int8::is_block_layer)
     }
 
-    /// Quantizes a matrix that is not in the file as such.
+    /// Rotates and quantizes a matrix that is not in the file as such.
     pub(crate) fn quantize_matrix(
         &self,
         name: &str,
         weight: &HostTensor,
+        rotation: Rotation,
         threads: usize,
     ) -> Result<Int8Matrix> {
         let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source };
-        int8::quantize(weight, threads).map_err(unusable)
+        int8::quantize(weight, rotation, threads).map_err(unusable)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kiln_ops::Result;
-use kiln_tensor::bf16;
+use kiln_tensor::{Rotation, bf16};
 
 use super::pack::{pack_left_row, pack_right_tiles};
 use super::sizes::{KC_BYTES, PAIR, TILE_ROW_BYTES};
@@ -74,12 +74,13 @@ impl TiledOperand {
         Ok(operand)
     }
 
-    /// Quantizes the first `columns` of these rows, each by its largest element, and packs them as left tiles of int8.
+    /// Rotates and quantizes the first `columns` of these rows, each by its largest element, and packs them as left tiles of int8.
     pub fn quantize_int8<X: RowSource>(
         cx: &Context,
         source: &X,
         rows: Range<usize>,
         columns: usize,
+        rotation: Rotation,
     ) -> Result<TiledOperand> {
         let isa = DotIsa::of(cx.level);
         let mut operand = TiledOperand::new(cx, rows.clone(), columns)?;
@@ -96,7 +97,7 @@ impl TiledOperand {
                     let row = rows.start + pair * PAIR + i;
                     *scale = 0.0;
                     if row < rows.end {
-                        *scale = quantize_row(isa, source, row, wide, line).scale;
+                        *scale = quantize_row(isa, source, row, rotation, wide, line).scale;
                     } else {
                         line.fill(0);
                     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use kiln_ops::Result;
+use kiln_tensor::Rotation;
 
 use super::dequantize::dequantize;
 use super::dot::{DotArgs, DotIsa, DotSimd, dispatch_dot};
@@ -36,8 +37,14 @@ pub(super) struct QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Quantizes `rows` of `x`, which has `cols` columns.
-    pub fn new<X: RowSource>(cx: &Context, x: &X, rows: Range<usize>, cols: usize) -> Result<QuantizedRows> {
+    /// Rotates and quantizes `rows` of `x`, which has `cols` columns.
+    pub fn new<X: RowSource>(
+        cx: &Context,
+        x: &X,
+        rows: Range<usize>,
+        cols: usize,
+        rotation: Rotation,
+    ) -> Result<QuantizedRows> {
         let isa = DotIsa::of(cx.level);
         let layout = isa.layout();
         // One cache line more than whole lines, so that rows don't share a few cache sets.
@@ -62,7 +69,7 @@ impl QuantizedRows {
                     out.fill(0);
                     return;
                 }
-                let quantized = quantize_row(isa, x, rows.start + row, wide, bytes);
+                let quantized = quantize_row(isa, x, rows.start + row, rotation, wide, bytes);
                 (scale[0], sum[0]) = (quantized.scale, quantized.sum);
                 to_words(bytes, layout.values_per_word, out);
             })?;

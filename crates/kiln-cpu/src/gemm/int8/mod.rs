@@ -1,6 +1,6 @@
 //! Products with int8 weights.
 //!
-//! Activations are quantized to int8 row by row ([`quantize`]), multiplied with the weight and summed in 32 bits. That is
+//! Activations are rotated as the weight is and quantized to int8 row by row ([`quantize`]), multiplied with the weight and summed in 32 bits. That is
 //! exact: on every instruction set a product is the same to the last bit. The sums are then dequantized to
 //! `sum · row scale · column scale`, and low-rank updates are added in f32.
 //!
@@ -39,9 +39,9 @@ pub(crate) fn gemm_int8<X: RowSource, R: RowSource + Send, E: Epilogue>(
 ) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
     if let (Level::Amx(amx), Some(packed)) = (cx.level, weight.matrix.amx_tiles()) {
-        let left = &TiledOperand::quantize_int8(cx, x, rows, weight.matrix.cols)?;
+        let left = &TiledOperand::quantize_int8(cx, x, rows, weight.matrix.cols, weight.rotation)?;
         return AmxInt8Gemm { cx, amx, left, weight: packed, scales: weight.scales, updates }.run(epilogue);
     }
-    let left = gemm_simd::QuantizedRows::new(cx, x, rows, weight.matrix.cols)?;
+    let left = gemm_simd::QuantizedRows::new(cx, x, rows, weight.matrix.cols, weight.rotation)?;
     gemm_simd::gemm_simd(cx, &left, weight, updates, epilogue)
 }

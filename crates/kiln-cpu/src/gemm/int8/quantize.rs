@@ -1,6 +1,7 @@
-//! Quantization of activations to int8, one row at a time: [`kiln_ops::int8::quantize_row`] in vectors.
+//! Quantization of activations to int8, one row at a time: [`kiln_ops::int8::quantize_row`] of a rotated row in vectors.
 
 use kiln_ops::int8::RowScale;
+use kiln_tensor::Rotation;
 
 use super::dot::{DotIsa, DotSimd, dispatch_dot};
 use crate::gemm::RowSource;
@@ -22,6 +23,7 @@ fn quantize_kernel<D: DotSimd, R: RowSource>(
     d: D,
     source: &R,
     row: usize,
+    rotation: Rotation,
     wide: &mut [f32],
     out: &mut [i8],
 ) -> QuantizedRow {
@@ -30,6 +32,7 @@ fn quantize_kernel<D: DotSimd, R: RowSource>(
     let cols = wide.len();
     assert!(out.len() >= cols.next_multiple_of(lanes));
     source.read_row(s, row, 0, wide);
+    rotation.rotate(wide);
     let whole = cols / lanes * lanes;
     let (zero, mut max, mut invalid) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
     for i in (0..whole).step_by(lanes) {
@@ -68,9 +71,9 @@ fn quantize_kernel<D: DotSimd, R: RowSource>(
 }
 
 dispatch_dot! {
-    /// Quantizes `row` of `source`, which has `wide.len()` columns, to `out`, with zeros behind them. `wide` is scratch.
+    /// Quantizes `row` of `source`, which has `wide.len()` columns, rotated, to `out`, with zeros behind them. `wide` is scratch.
     pub(crate) fn quantize_row<R: RowSource>(
-        source: &R, row: usize, wide: &mut [f32], out: &mut [i8],
+        source: &R, row: usize, rotation: Rotation, wide: &mut [f32], out: &mut [i8],
     ) -> QuantizedRow => quantize_kernel;
 }
 
@@ -109,7 +112,9 @@ mod tests {
                 let mut expected = vec![0; row.len()];
                 let scale = int8::quantize_row(row, &mut expected);
                 let mut found = vec![9i8; row.len().next_multiple_of(64)];
-                let q = quantize_row(dot, &SingleRow(row.clone()), 0, &mut vec![0.0; row.len()], &mut found);
+                let mut wide = vec![0.0; row.len()];
+                let source = SingleRow(row.clone());
+                let q = quantize_row(dot, &source, 0, Rotation::None, &mut wide, &mut found);
                 if scale.is_nan() {
                     assert!(q.scale.is_nan(), "{isa}: {row:?}");
                     continue;

@@ -153,7 +153,7 @@ pub(crate) fn linear_backward(
 
 /// The rows of a weight as f32.
 fn dequantized(w: &CpuWeight) -> DequantizedRows<'_> {
-    DequantizedRows { matrix: &w.matrix, scales: &w.scales }
+    DequantizedRows { matrix: &w.matrix, scales: &w.scales, rotation: w.rotation }
 }
 
 fn rows_of<T: TensorElement>(x: &CpuTensor) -> Rows<'_, T> {

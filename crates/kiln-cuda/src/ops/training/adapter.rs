@@ -35,9 +35,9 @@ kernels! {
             SUM_ROWS = "sum_rows";
         RowNorms(x: DevicePtr, out: DevicePtr, dim: i32):
             ROW_NORMS = "row_norms";
-        DequantizeRows(x: DevicePtr, scales: DevicePtr, out: DevicePtr, rows: i64, cols: i32,
-            depth: i32, fp8: i32):
-            DEQUANTIZE_ROWS = "dequantize_rows" by dtype;
+        DequantizeFp8(x: DevicePtr, scales: DevicePtr, out: DevicePtr, rows: i64, cols: i32,
+            depth: i32):
+            DEQUANTIZE_FP8 = "dequantize_fp8" by dtype;
     }
 }
 

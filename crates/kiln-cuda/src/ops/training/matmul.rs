@@ -7,13 +7,14 @@ use kiln_ops::training::{AdaptedOutput, LowRank, LowRankGradient, shapes};
 use kiln_ops::{Error, Result, Tensor as _};
 use kiln_tensor::DType;
 
-use super::adapter::{DEQUANTIZE_ROWS, DequantizeRows, ROW_NORMS, RowNorms};
+use super::adapter::{DEQUANTIZE_FP8, DequantizeFp8, ROW_NORMS, RowNorms};
 use super::low_rank::{Thin, WideProducts};
 use crate::context::{Context, int};
 use crate::gemm::product::{Operand, Product};
 use crate::ops::elementwise;
 use crate::ops::fp8::Fp8Operand;
 use crate::ops::grid::{THREADS, row_grid};
+use crate::ops::int8::dequantize_int8;
 use crate::ops::linear::linear_onto;
 use crate::ops::movement::cast;
 use crate::queue::DeviceBuffer;
@@ -42,35 +43,30 @@ impl<'a> DenseWeight<'a> {
     }
 
     fn of(cx: &Context, loaded: LoadedWeight<'a>, dtype: DType) -> Result<DenseWeight<'a>> {
+        let kept = |buffer: DeviceBuffer| (buffer.ptr(cx), Some(buffer));
         let (at, dequantized) = match &*loaded {
             WeightMatrix::Dense(matrix) => (matrix.ptr(cx, dtype, 0, 0)?, None),
-            WeightMatrix::Int8(matrix) => dequantized(cx, matrix, dtype, 0)?,
-            WeightMatrix::Fp8(matrix) => dequantized(cx, matrix, dtype, 1)?,
+            WeightMatrix::Int8(matrix) => kept(dequantize_int8(cx, matrix, dtype)?),
+            WeightMatrix::Fp8(matrix) => kept(dequantize_fp8(cx, matrix, dtype)?),
         };
         Ok(DenseWeight { at, _loaded: loaded, _dequantized: dequantized })
     }
 }
 
-fn dequantized(
-    cx: &Context,
-    w: &QuantizedMatrix,
-    dtype: DType,
-    fp8: i32,
-) -> Result<(DevicePtr, Option<DeviceBuffer>)> {
+fn dequantize_fp8(cx: &Context, w: &QuantizedMatrix, dtype: DType) -> Result<DeviceBuffer> {
     let buffer = cx.allocate(w.rows * w.cols * dtype.size())?;
     let [x, scales] = w.ptr(cx, 0);
-    let parameters = DequantizeRows {
+    let parameters = DequantizeFp8 {
         x,
         scales,
         out: buffer.ptr(cx),
         rows: w.rows as i64,
         cols: int("linear_backward", w.cols)?,
         depth: int("linear_backward", w.depth)?,
-        fp8,
     };
-    let kernel = DEQUANTIZE_ROWS.of(dtype);
+    let kernel = DEQUANTIZE_FP8.of(dtype);
     cx.launch(kernel, row_grid(w.rows, w.cols), THREADS, 0, &parameters)?;
-    Ok((buffer.ptr(cx), Some(buffer)))
+    Ok(buffer)
 }
 
 pub(crate) fn linear_backward(

@@ -190,12 +190,13 @@ pub fn effective(layer: &HostLinear) -> Matrix {
         LinearWeight::Dense(dense) => {
             dense.iter().for_each(|dense| values.extend_from_slice(&dense.to_f32().unwrap()));
         }
-        LinearWeight::Int8 { rows, scales } => {
+        LinearWeight::Int8 { rows, scales, rotation } => {
             for (rows, scales) in rows.iter().zip(scales) {
                 let scales = scales.to_f32().unwrap();
                 let integers = rows.bytes().iter().enumerate();
                 values.extend(integers.map(|(at, &b)| f32::from(b as i8) * scales[at / cols]));
             }
+            rotation.rotate(&mut values);
         }
         LinearWeight::Packed(packed) => {
             for matrix in packed {

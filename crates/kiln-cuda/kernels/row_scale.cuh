@@ -1,0 +1,87 @@
+// Quantization of rows with one scale each: reading a row, and its scale.
+
+const unsigned INFINITE_BITS = 0x7f800000u;
+
+// Updates `largest` with absolute values; NaN counts as infinite.
+__device__ __forceinline__ void update_abs_max(float &largest, const float (&v)[8]) {
+    const float INFINITE = __uint_as_float(INFINITE_BITS);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float a = fabsf(v[j]);
+        // A comparison with NaN is false.
+        largest = fmaxf(largest, a < INFINITE ? a : INFINITE);
+    }
+}
+
+// A row's scale for dequantization and its inverse for quantization.
+struct RowScale {
+    float inverse, scale;
+};
+
+// The maximum of a warp.
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+// The maximum of a block of WARPS warps; 0 for any number.
+template <int WARPS> __device__ __forceinline__ float block_max(float x) {
+    __shared__ float parts[WARPS ? WARPS : 32];
+    x = warp_max(x);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    int warps = WARPS ? WARPS : blockDim.x / 32;
+#pragma unroll
+    for (int i = 0; i < warps; i++) x = fmaxf(x, parts[i]);
+    return x;
+}
+
+// The scale that maps a row's largest absolute value to LARGEST. Rows with NaN or infinity get a scale of NaN.
+template <int LARGEST> __device__ __forceinline__ RowScale row_scale(float largest) {
+    if (largest == __uint_as_float(INFINITE_BITS)) return {0.0f, __uint_as_float(0x7fc00000u)};
+    if (largest < 1e-30f) return {0.0f, 0.0f};
+    return {LARGEST / largest, largest / LARGEST};
+}
+
+// A row of two matrices, concatenated by columns (either may have none). With SWIGLU the second is SwiGLU of y, with `y_cols`
+// columns.
+template <bool SWIGLU, class T> struct ConcatenatedRow {
+    const T *x, *y;
+    int x_cols, y_cols, cols;
+    bool vector;
+
+    __device__ __forceinline__ ConcatenatedRow(const T *x, int x_cols, const T *y, int y_cols, long long row)
+        : x(x + row * x_cols), y(y + row * y_cols * (SWIGLU ? 2 : 1)), x_cols(x_cols), y_cols(y_cols), cols(x_cols + y_cols) {
+        vector = x_cols % 8 == 0 && y_cols % 8 == 0 && aligned(this->x) && aligned(this->y);
+    }
+
+    // Rounded to T, as in the unfused operations.
+    static __device__ __forceinline__ float gated(float gate, float up) {
+        return to_float(from_float<T>(activate_as<T>(gate, 1) * up));
+    }
+
+    __device__ __forceinline__ float element(int i) const {
+        if (i < x_cols) return to_float(x[i]);
+        if (i >= cols) return 0.0f;
+        i -= x_cols;
+        return SWIGLU ? gated(to_float(y[i]), to_float(y[i + y_cols])) : to_float(y[i]);
+    }
+
+    // Eight elements from a multiple of eight on, zeros beyond the row.
+    __device__ __forceinline__ void load(int i, float (&v)[8]) const {
+        if (vector && i < x_cols) {
+            load_vector(x + i, v);
+        } else if (vector && i < cols) {
+            load_vector(y + (i - x_cols), v);
+            if (SWIGLU) {
+                float up[8];
+                load_vector(y + (i - x_cols + y_cols), up);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = gated(v[j], up[j]);
+            }
+        } else {
+            for (int j = 0; j < 8; j++) v[j] = element(i + j);
+        }
+    }
+};
