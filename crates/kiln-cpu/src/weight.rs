@@ -10,6 +10,7 @@ use crate::Context;
 use crate::matrix::StackedMatrix;
 
 /// A linear layer: its weight in the host's (perhaps memory-mapped) bytes, its bias and its low-rank updates.
+#[derive(Clone)]
 pub struct CpuWeight {
     pub(crate) matrix: StackedMatrix,
     /// The scale of every row of an int8 weight; else empty.
@@ -21,6 +22,7 @@ pub struct CpuWeight {
 }
 
 /// A LoRA: `y[.., first_col..] += scale * (x · downᵀ) · upᵀ`.
+#[derive(Clone)]
 pub(crate) struct LowRankUpdate {
     pub first_col: usize,
     pub down: StackedMatrix,

@@ -5,10 +5,9 @@ use kiln_ops::{Backend, OpTimer, TimedBackend, TrainingBackend};
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
-use crate::engine::Counters;
+use crate::counters::Counters;
 use crate::error::{Error, ErrorKind, Field, Hint, Result};
 use crate::hint;
-use crate::local_engine::DeviceHooks;
 use crate::machine;
 use crate::model::Model;
 use crate::settings::{Device, Precision, Settings};
@@ -22,7 +21,8 @@ type Cpu = TimedBackend<CpuBackend>;
 #[cfg(feature = "cuda")]
 type Cuda = TimedBackend<kiln_cuda::CudaBackend>;
 
-/// One of the backends.
+/// One of the backends. Clones share its device.
+#[derive(Clone)]
 pub(crate) enum AnyBackend {
     Cpu(Cpu),
     #[cfg(feature = "cuda")]
@@ -45,6 +45,20 @@ pub trait TrainingVisitor {
 
     /// Runs on this backend.
     fn visit<B: TrainingBackend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output;
+}
+
+/// Device queries that are not part of [`Backend`].
+pub(crate) struct DeviceHooks<B> {
+    /// Returns the bytes available for activations.
+    pub free_memory: fn(&B) -> Option<u64>,
+    /// Returns counters for benchmarks.
+    pub counters: fn(&B) -> Counters,
+    /// Returns unused memory to the device.
+    pub release_memory: fn(&B),
+    /// Times operations; paused at first.
+    pub timer: fn(&B) -> &OpTimer,
+    /// Returns the backend without its type.
+    pub any: fn(&B) -> AnyBackend,
 }
 
 /// Properties of a device.
@@ -91,19 +105,7 @@ impl<B> DeviceInfo<B> {
 
 /// Trains on the backend that `settings` name; `auto` is the CPU.
 pub fn with_training_backend<V: TrainingVisitor>(settings: &Settings, visitor: V) -> Result<V::Output> {
-    let backend = AnyBackend::new(settings)?;
-    let (device, threads) = (backend.device(), backend.threads());
-    match backend {
-        AnyBackend::Cpu(backend) => {
-            let info = cpu_info(&backend, device, threads);
-            Ok(visitor.visit(backend, info))
-        }
-        #[cfg(feature = "cuda")]
-        AnyBackend::Cuda(backend) => {
-            let info = cuda_info(&backend, device, threads);
-            Ok(visitor.visit(*backend, info))
-        }
-    }
+    Ok(AnyBackend::new(settings)?.accept_training(visitor))
 }
 
 #[cfg(feature = "cuda")]
@@ -116,6 +118,7 @@ fn cuda_info(backend: &Cuda, device: String, threads: usize) -> DeviceInfo<Cuda>
         },
         release_memory: |b: &Cuda| b.inner().release_memory(),
         timer: Cuda::timer,
+        any: |b: &Cuda| AnyBackend::Cuda(Box::new(b.clone())),
     };
     let backend = backend.inner();
     let vram = backend.memory_free().ok().map(|bytes| bytes as u64);
@@ -129,6 +132,7 @@ fn cpu_info(backend: &Cpu, device: String, threads: usize) -> DeviceInfo<Cpu> {
         counters: |_| Counters::default(),
         release_memory: |_| {},
         timer: Cpu::timer,
+        any: |b: &Cpu| AnyBackend::Cpu(b.clone()),
     };
     let isa = Some(backend.inner().isa());
     DeviceInfo { device, is_asynchronous: false, isa, threads, vram: None, has_fp8: false, hooks }
@@ -169,6 +173,22 @@ impl AnyBackend {
 
     /// Runs `visitor` on the backend.
     pub fn accept<V: BackendVisitor>(self, visitor: V) -> V::Output {
+        let (device, threads) = (self.device(), self.threads());
+        match self {
+            AnyBackend::Cpu(backend) => {
+                let info = cpu_info(&backend, device, threads);
+                visitor.visit(backend, info)
+            }
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(backend) => {
+                let info = cuda_info(&backend, device, threads);
+                visitor.visit(*backend, info)
+            }
+        }
+    }
+
+    /// Runs `visitor`, which trains, on the backend.
+    pub fn accept_training<V: TrainingVisitor>(self, visitor: V) -> V::Output {
         let (device, threads) = (self.device(), self.threads());
         match self {
             AnyBackend::Cpu(backend) => {

@@ -6,10 +6,12 @@ use kiln_image::RgbImage;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
 
+use crate::counters::Counters;
 use crate::error::Result;
 use crate::model::{Model, VaeFile};
 use crate::pipeline::BatchLimit;
 use crate::plan::{Plan, PlannedLora};
+use crate::shared_device::SharedDevice;
 use crate::sink::Sink;
 
 /// The device and precision of an engine.
@@ -49,6 +51,9 @@ pub trait Engine: Send + Sync {
     /// Replaces the LoRAs, after waiting for unfinished tasks. Returns a report for each, or `None` if they are the
     /// current ones. After an error the LoRAs are unchanged.
     fn set_loras(&mut self, loras: &[PlannedLora], partial: bool) -> Result<Option<Vec<LoraReport>>>;
+
+    /// Shares its device, and the transformer's weights if all of them are on the device.
+    fn share(&self) -> Result<SharedDevice>;
 
     /// Returns the bytes available for activations; `None` if unknown.
     fn free_memory(&self) -> Option<u64>;
@@ -99,13 +104,4 @@ pub trait Engine: Send + Sync {
 
     /// Returns counters for benchmarks.
     fn counters(&self) -> Counters;
-}
-
-/// Counters of an engine since it was loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Transformer calls that replayed a CUDA graph.
-    pub graph_replays: usize,
-    /// Peak device memory in bytes; 0 on the CPU.
-    pub peak_memory: u64,
 }

@@ -42,6 +42,8 @@
 
 mod backend;
 mod content_hashes;
+mod counters;
+mod device_lease;
 mod engine;
 mod error;
 mod gpus;
@@ -69,6 +71,7 @@ mod schema;
 mod session;
 mod settings;
 mod setup;
+mod shared_device;
 mod sink;
 mod text_cache;
 pub mod upsample;
@@ -76,7 +79,9 @@ pub mod wildcards;
 
 pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
 pub use content_hashes::ContentHashes;
-pub use engine::{Counters, Engine, EngineInfo, Task};
+pub use counters::Counters;
+pub use device_lease::{DeviceLease, TrainingNeeds};
+pub use engine::{Engine, EngineInfo, Task};
 pub use error::{
     Error, ErrorKind, Explain, Field, FieldGroup, FieldNames, Hint, MissingComponent, Piece, Result, Text,
 };
@@ -108,6 +113,7 @@ pub use schema::json_fields;
 pub use session::{LoadedEngine, Session};
 pub use settings::{CudaGraphs, CudaKernels, Device, Isa, Precision, Settings};
 pub use setup::Setup;
+pub use shared_device::SharedDevice;
 pub use sink::{GeneratedImage, Sink};
 pub use text_cache::TextCache;
 

@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use kiln_base::lock;
 use kiln_image::RgbImage;
 use kiln_nn::{Autoencoder, Event, Observer, StepEnd, StepOutput, StepReply};
-use kiln_ops::{Backend, OpTimer};
+use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
 
-use crate::engine::{Counters, Engine, EngineInfo, Task};
+use crate::backend::DeviceHooks;
+use crate::counters::Counters;
+use crate::engine::{Engine, EngineInfo, Task};
 use crate::error::{Error, Result};
 use crate::model::{Model, VaeFile};
 use crate::output_thread::OutputThread;
@@ -22,19 +24,8 @@ use crate::pipeline::{BatchLimit, BatchMember, LoadOptions, PendingOutput, Pipel
 use crate::plan::{Plan, PlannedLora};
 use crate::preview::{PreviewDecoder, shrink};
 use crate::recipe::Recipe;
+use crate::shared_device::SharedDevice;
 use crate::sink::{GeneratedImage, Sink};
-
-/// Device queries that are not part of [`Backend`].
-pub(crate) struct DeviceHooks<B> {
-    /// Returns the bytes available for activations.
-    pub free_memory: fn(&B) -> Option<u64>,
-    /// Returns counters for benchmarks.
-    pub counters: fn(&B) -> Counters,
-    /// Returns unused memory to the device.
-    pub release_memory: fn(&B),
-    /// Times operations; paused at first.
-    pub timer: fn(&B) -> &OpTimer,
-}
 
 /// A pipeline, and the thread that delivers its images.
 pub(crate) struct LocalEngine<B: Backend> {
@@ -124,6 +115,16 @@ impl<B: Backend + 'static> Engine for LocalEngine<B> {
         self.output.wait();
         let busy = || Error::Panicked("the model is in use".into());
         Arc::get_mut(&mut self.pipeline).ok_or_else(busy)?.set_loras(loras, partial).map(Some)
+    }
+
+    fn share(&self) -> Result<SharedDevice> {
+        let (pipeline, b) = (&self.pipeline, self.pipeline.backend());
+        let device = SharedDevice::new((self.hooks.any)(b));
+        if pipeline.options().residency.is_some() {
+            return Ok(device);
+        }
+        let precision = pipeline.options().linear_precision;
+        device.with_transformer(b, pipeline.model(), precision, pipeline.transformer())
     }
 
     fn free_memory(&self) -> Option<u64> {

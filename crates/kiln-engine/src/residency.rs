@@ -81,8 +81,7 @@ impl WeightResidency {
     /// The text encoder is streamed first: it runs once per image, the transformer at every step.
     pub fn new(weights: WeightBytes, estimate: &MemoryEstimate, limit: u64) -> Result<WeightResidency, u64> {
         let WeightBytes { text_encoder, transformer, largest, dequantized } = weights;
-        // The allocator rounds sizes up and keeps free blocks: 60 % more was enough on a GPU.
-        let work = estimate.peak() + estimate.peak() / 5 * 3 + WeightResidency::FIXED_BYTES + dequantized;
+        let work = work_bytes(estimate.peak()) + WeightResidency::FIXED_BYTES + dequantized;
         if work + text_encoder + transformer <= limit {
             return Ok(WeightResidency { weights, text_encoder, transformer });
         }
@@ -132,6 +131,12 @@ impl fmt::Display for WeightResidency {
             )
         }
     }
+}
+
+/// The bytes that activations of this many take. The allocator rounds sizes up and keeps free blocks: 60 % more was enough
+/// on a GPU.
+pub(crate) fn work_bytes(activations: u64) -> u64 {
+    activations + activations / 5 * 3
 }
 
 /// Plans which weights stay within `limit` bytes of GPU memory. The error names a limit that works.

@@ -1,5 +1,7 @@
 //! Loaded models: the one that the next request needs, and others as far as memory allows.
 
+mod sharing;
+
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
@@ -7,6 +9,7 @@ use std::time::{Duration, Instant};
 use kiln_base::lock;
 use kiln_nn::Event;
 
+use crate::device_lease::DeviceLease;
 use crate::engine::{Engine, EngineInfo, Task};
 use crate::error::{Error, ErrorKind, Explain, Result};
 use crate::model::Model;
@@ -47,12 +50,21 @@ pub struct Session {
     exclusive: Mutex<()>,
     /// Least recently used first: the last one is the current one.
     loaded: RwLock<Vec<Entry>>,
+    /// What a training on the same device holds.
+    lease: Mutex<Option<DeviceLease>>,
 }
 
 impl Session {
     /// Creates a session with nothing loaded. It keeps one model at a time.
     pub fn new(settings: Settings, max_batch: usize) -> Session {
-        Session { settings, max_batch, model_memory: 0, exclusive: Mutex::new(()), loaded: RwLock::default() }
+        Session {
+            settings,
+            max_batch,
+            model_memory: 0,
+            exclusive: Mutex::new(()),
+            loaded: RwLock::default(),
+            lease: Mutex::default(),
+        }
     }
 
     /// Keeps several models loaded as long as their files have at most this many bytes together; the least recently used
@@ -123,7 +135,11 @@ impl Session {
 
     fn load_entry(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<Entry> {
         let started = Instant::now();
-        let setup = Setup::new(model, &self.settings, None)?;
+        let lease = lock(&self.lease).clone();
+        let setup = match lease {
+            Some(lease) => Setup::shared(model, &self.settings, &lease.device)?,
+            None => Setup::new(model, &self.settings, None)?,
+        };
         for note in setup.notes() {
             sink.event(&Event::Note(note.clone()));
         }

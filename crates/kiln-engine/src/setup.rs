@@ -18,6 +18,7 @@ use crate::pipeline::LoadOptions;
 use crate::plan::Plan;
 use crate::residency::{WeightResidency, plan_residency};
 use crate::settings::{Precision, Settings};
+use crate::shared_device::SharedDevice;
 use crate::sink::Sink;
 
 /// The device and options chosen for a model, before anything is loaded.
@@ -37,6 +38,22 @@ impl Setup {
     pub fn new(model: &Arc<Model>, settings: &Settings, plan: Option<&Plan>) -> Result<Setup> {
         let fits = |vram| fits_gpu(model, settings.precision, plan, vram);
         let (backend, note) = AnyBackend::for_model(settings, fits)?;
+        Setup::on(model, settings, plan, backend, note, None)
+    }
+
+    /// [`Setup::new`] without a plan, on a device that a training uses, too.
+    pub(crate) fn shared(model: &Arc<Model>, settings: &Settings, device: &SharedDevice) -> Result<Setup> {
+        Setup::on(model, settings, None, device.backend.clone(), None, Some(device))
+    }
+
+    fn on(
+        model: &Arc<Model>,
+        settings: &Settings,
+        plan: Option<&Plan>,
+        backend: AnyBackend,
+        note: Option<String>,
+        shared: Option<&SharedDevice>,
+    ) -> Result<Setup> {
         let mut notes: Vec<String> = note.into_iter().chain(model.unused_tensor_notes()).collect();
         if settings.precision == Precision::Fp8 && !backend.has_fp8() {
             let what = format!("{} has no fp8 matmuls", backend.device());
@@ -54,7 +71,11 @@ impl Setup {
         let mut residency = None;
         if let Some(vram) = backend.vram() {
             let estimate = estimate(model, plan, dtype);
-            let planned = plan_residency(model.weight_bytes(linear_precision), &estimate, vram)?;
+            let mut weights = model.weight_bytes(linear_precision);
+            if shared.is_some_and(|device| device.has_transformer(model, linear_precision)) {
+                weights.transformer = 0;
+            }
+            let planned = plan_residency(weights, &estimate, vram)?;
             residency = Some(planned).filter(|residency| !residency.is_full());
             notes.extend(residency.map(|residency| residency.to_string()));
         }
@@ -75,6 +96,7 @@ impl Setup {
                 lora_partial: plan.is_some_and(|plan| plan.lora_partial),
                 residency,
                 text_cache: settings.text_cache.clone(),
+                shared: shared.cloned(),
             },
             preview_vae,
             memory_limit,
@@ -135,7 +157,7 @@ impl BackendVisitor for EngineLoader<'_> {
 }
 
 /// Resolves `auto`, and chooses the precision of the transformer's linear layers.
-fn choose_precision(
+pub(crate) fn choose_precision(
     model: &Model,
     requested: Precision,
     backend: &AnyBackend,
@@ -163,7 +185,7 @@ fn choose_precision(
 }
 
 /// Estimates the memory of the plan's images; without a plan, of those of the default size with two references.
-fn estimate(model: &Model, plan: Option<&Plan>, dtype: DType) -> MemoryEstimate {
+pub(crate) fn estimate(model: &Model, plan: Option<&Plan>, dtype: DType) -> MemoryEstimate {
     match plan {
         Some(plan) => plan.memory_estimate(dtype),
         None => {

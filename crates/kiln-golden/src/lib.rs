@@ -104,7 +104,12 @@ pub fn trials<B: Backend + 'static>(
 }
 
 /// Runs one case and compares everything in its dump.
-fn run<B: Backend>(backend: B, set: &Path, file: &Path, tolerance: Tolerance) -> Result<(), String> {
+fn run<B: Backend + 'static>(
+    backend: B,
+    set: &Path,
+    file: &Path,
+    tolerance: Tolerance,
+) -> Result<(), String> {
     let case = Case::read(set, file)?;
     let checkpoint = Checkpoint::assemble(set, case.model())?;
     let model = Arc::new(Model::open(checkpoint.path()).map_err(|e| e.to_string())?);
@@ -112,7 +117,7 @@ fn run<B: Backend>(backend: B, set: &Path, file: &Path, tolerance: Tolerance) ->
 }
 
 /// Runs a case of the repository's set on a model with the same weights, stored in any way.
-pub fn run_case<B: Backend>(
+pub fn run_case<B: Backend + 'static>(
     backend: B,
     case: &str,
     tolerance: Tolerance,
@@ -123,7 +128,7 @@ pub fn run_case<B: Backend>(
     run_and_compare(backend, &set, &file, tolerance, model)
 }
 
-fn run_and_compare<B: Backend>(
+fn run_and_compare<B: Backend + 'static>(
     backend: B,
     set: &Path,
     file: &Path,

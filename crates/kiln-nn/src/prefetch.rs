@@ -4,6 +4,7 @@ use kiln_ops::Backend;
 use kiln_weights::{PageRanges, Vars};
 
 /// The file ranges of each block's weights, in the order the blocks run.
+#[derive(Clone)]
 pub(crate) struct Prefetcher {
     blocks: Vec<PageRanges>,
     /// Whether the first block follows the last.

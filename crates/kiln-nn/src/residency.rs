@@ -41,12 +41,17 @@ impl ResidencyPlan {
         ResidencyPlan { resident, total, seen: Cell::new(0), placed: Cell::new(0) }
     }
 
+    /// Whether all weights stay on the device.
+    pub fn is_all_on_device(&self) -> bool {
+        self.resident >= self.total
+    }
+
     /// Decides where the next weight, of `bytes`, is kept. Call it in the order in which the weights are used.
     pub fn next(&self, bytes: u64) -> Residency {
         self.seen.set(self.seen.get() + bytes);
         let share = u128::from(self.resident) * u128::from(self.seen.get());
         let within = u128::from(self.placed.get() + bytes) * u128::from(self.total) <= share;
-        if self.resident >= self.total || bytes < ResidencyPlan::MIN_STREAMED || within {
+        if self.is_all_on_device() || bytes < ResidencyPlan::MIN_STREAMED || within {
             self.placed.set(self.placed.get() + bytes);
             return Residency::Device;
         }

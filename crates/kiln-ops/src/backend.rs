@@ -102,8 +102,8 @@ operations! {$
         /// A tensor on this backend.
         type Tensor: Tensor;
 
-        /// A linear layer in this backend's form: dense or quantized weight, bias and LoRA deltas.
-        type Weight: Send + Sync;
+        /// A linear layer in this backend's form: dense or quantized weight, bias and LoRA deltas. Clones share its memory.
+        type Weight: Clone + Send + Sync;
 
         /// A convolution's kernel and bias in this backend's form.
         type Conv: Send + Sync;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::{
-    Device, DeviceInfo, ErrorKind, Field, Model, Settings, TrainingVisitor, VariantSource, WeightBytes, hint,
-    machine, probe_gpus, with_training_backend,
+    Device, DeviceInfo, ErrorKind, Field, Model, Settings, SharedDevice, TrainingVisitor, VariantSource,
+    WeightBytes, hint, machine, probe_gpus, with_training_backend,
 };
 use kiln_nn::ResidencyPlan;
 use kiln_nn::transformer::Transformer;
@@ -57,6 +57,8 @@ pub struct TrainJob {
     pub overwrite: bool,
     /// The device and its settings, as from [`with_default_device`].
     pub machine: Settings,
+    /// That device, if image jobs use it, too.
+    pub shared: Option<SharedDevice>,
 }
 
 impl TrainJob {
@@ -96,8 +98,13 @@ impl TrainJob {
         sampler: Option<Sampler>,
         watcher: &mut dyn JobWatcher,
     ) -> Result<Outcome> {
-        let machine = self.machine.clone();
-        with_training_backend(&machine, RunningJob { job: self, sampler, watcher })?
+        match self.shared.clone() {
+            Some(device) => device.accept_training(RunningJob { job: self, sampler, watcher }),
+            None => {
+                let machine = self.machine.clone();
+                with_training_backend(&machine, RunningJob { job: self, sampler, watcher })?
+            }
+        }
     }
 }
 
@@ -122,6 +129,11 @@ pub trait JobWatcher: Watcher {
 
     /// Something the user should know.
     fn note(&mut self, text: &str);
+
+    /// The transformer is loaded on this device, and its steps take this many bytes of activations.
+    fn loaded(&mut self, device: SharedDevice, activations: u64) {
+        let _ = (device, activations);
+    }
 
     /// The steps begin, after this many.
     fn starting(&mut self, step: u64);
@@ -201,12 +213,15 @@ impl TrainingVisitor for RunningJob<'_> {
     fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Result<Outcome> {
         let RunningJob { job, sampler, watcher } = self;
         let TrainJob { model, data, cache, mut settings, auto_checkpointing, batch, .. } = job;
-        let TrainJob { accumulation, options, files, resume, .. } = job;
+        let TrainJob { accumulation, options, files, resume, shared, .. } = job;
         check_precision(settings.base, &device)?;
+        let precision = settings.base.linear(device.threads);
+        let is_shared = shared.as_ref().is_some_and(|shared| shared.has_transformer(&model, precision));
         let estimate = |settings: &TrainSettings| CostEstimate::new(&model, &data, settings, batch);
         if auto_checkpointing {
             let free = device.vram.or_else(machine::memory_limit);
-            let needed = estimate(&settings)?.memory();
+            let estimate = estimate(&settings)?;
+            let needed = if is_shared { estimate.memory() - estimate.weights } else { estimate.memory() };
             settings.checkpointing = free.is_some_and(|free| needed + RESERVE > free);
             if settings.checkpointing {
                 watcher.note("activations are computed twice to save memory (checkpointing)");
@@ -236,10 +251,25 @@ impl TrainingVisitor for RunningJob<'_> {
         let changes: Vec<String> = changes.unwrap_or_default();
         changes.iter().for_each(|change| watcher.note(&format!("continuing with other settings: {change}")));
         let (weights, config) = (model.transformer.weights()?, &model.transformer.config);
-        let precision = settings.base.linear(device.threads);
-        let plan = residency(&model.weight_bytes(precision), &estimate(&settings)?, device.vram, watcher)?;
-        let vars = weights.root().with_precision(precision);
-        let transformer = Transformer::load(&b, &vars, config, settings.dtype(), &plan)?;
+        let costs = estimate(&settings)?;
+        let found = shared.map(|shared| shared.transformer(&b, &model, precision, settings.dtype()));
+        let mut lent = SharedDevice::of(&b, &device);
+        let transformer = match found.transpose()?.flatten() {
+            Some(transformer) => {
+                lent = lent.with_transformer(&b, &model, precision, &transformer)?;
+                transformer
+            }
+            None => {
+                let plan = residency(&model.weight_bytes(precision), &costs, device.vram, watcher)?;
+                let vars = weights.root().with_precision(precision);
+                let transformer = Transformer::load(&b, &vars, config, settings.dtype(), &plan)?;
+                if plan.is_all_on_device() {
+                    lent = lent.with_transformer(&b, &model, precision, &transformer)?;
+                }
+                transformer
+            }
+        };
+        watcher.loaded(lent, costs.activations);
         let (order, noise) = (Order::new(&data, settings.seed), settings.clone());
         let mut trainer = match &state {
             Some(state) => Trainer::restore(&b, transformer, settings, state)?,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_catalog::{ModelFolders, user_cache};
-use kiln_engine::{ComponentPaths, Field, Model, Settings, hint, text};
+use kiln_engine::{ComponentPaths, Field, Model, Settings, TrainingNeeds, WeightBytes, hint, text};
 
 use crate::dataset::{Dataset, list};
 use crate::job::{JobWatcher, TrainJob, check_variant, with_default_device};
@@ -57,6 +57,7 @@ impl PreparedTraining {
             resume: request.resume,
             overwrite: request.overwrite,
             machine,
+            shared: None,
         };
         let estimate = job.check()?;
         Ok(PreparedTraining { request, folders, job, estimate })
@@ -66,6 +67,21 @@ impl PreparedTraining {
     pub fn sizes(&self) -> Vec<String> {
         let size = |([width, height], count): (&[u32; 2], &usize)| format!("{width}x{height} ({count})");
         self.job.data.sizes().iter().map(size).collect()
+    }
+
+    /// What it will hold of its device, named as `--device` takes it.
+    pub fn needs<'a>(&'a self, device: &'a str) -> TrainingNeeds<'a> {
+        let TrainJob { model, settings, options, .. } = &self.job;
+        let precision = settings.base.linear(1);
+        // Samples are generated with a model of the same layers, loaded beside this one.
+        let samples = options.sample_every.map_or(0, |_| {
+            let WeightBytes { text_encoder, transformer, dequantized, .. } = model.weight_bytes(precision);
+            let rows = model.default_tokens();
+            let image = model.memory_estimate([model.default_size; 2], rows, settings.dtype());
+            text_encoder + transformer + dequantized + 2 * image.peak()
+        });
+        let CostEstimate { weights, adapter, activations, .. } = self.estimate;
+        TrainingNeeds { device, model, precision, weights, state: adapter + samples, activations }
     }
 
     /// Checks all that the run would refuse at its start: the files to write, the device, the model of the samples. Nothing

@@ -24,11 +24,12 @@ use packed::PackedMatrix;
 pub(crate) use quantized::QuantizedMatrix;
 
 /// A linear layer on the device.
+#[derive(Clone)]
 pub struct CudaWeight {
     /// Shared by copies of the layer with other LoRA updates.
     storage: Arc<Storage>,
     pub(crate) bias: Option<DeviceBuffer>,
-    pub(crate) deltas: Vec<LowRankUpdate>,
+    pub(crate) deltas: Arc<[LowRankUpdate]>,
 }
 
 /// The matrix an input is multiplied with.
@@ -170,7 +171,7 @@ pub(crate) struct LowRankUpdate {
 
 impl LowRankUpdate {
     /// Uploads the updates of a layer with `cols` columns; those of rank 0 are dropped.
-    fn all(cx: &Context, deltas: &[LoraDelta], cols: usize) -> Result<Vec<LowRankUpdate>> {
+    fn all(cx: &Context, deltas: &[LoraDelta], cols: usize) -> Result<Arc<[LowRankUpdate]>> {
         let low_rank = |delta: &LoraDelta| {
             Ok(LowRankUpdate {
                 row: delta.row,

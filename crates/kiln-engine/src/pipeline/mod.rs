@@ -51,7 +51,7 @@ struct LoadedVae<B: Backend> {
     autoencoder: Arc<Autoencoder<B>>,
 }
 
-impl<B: Backend> Pipeline<B> {
+impl<B: Backend + 'static> Pipeline<B> {
     /// Loads all components of a model and checks them against their configuration. With a text cache, the text encoder
     /// is loaded on first use.
     pub fn load(
@@ -79,11 +79,13 @@ impl<B: Backend> Pipeline<B> {
             Ok::<_, crate::Error>((text_encoder, transformer, join(autoencoder)?))
         });
         let (text_encoder, transformer, autoencoder) = loaded?;
-        let (model, options) = (Arc::clone(model), options.clone());
+        let (model, options) = (Arc::clone(model), LoadOptions { shared: None, ..options.clone() });
         let autoencoders = Mutex::new(vec![autoencoder]);
         Ok(Pipeline { backend, model, options, text_encoder, transformer, autoencoders })
     }
+}
 
+impl<B: Backend> Pipeline<B> {
     /// Replaces the LoRAs; the model stays loaded. After an error nothing has changed.
     ///
     /// Takes milliseconds, unless a DoRA needs the norms of its layers or a GPU needs changed weights.
@@ -109,6 +111,11 @@ impl<B: Backend> Pipeline<B> {
     /// Returns the backend.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Returns the transformer.
+    pub(crate) fn transformer(&self) -> &Transformer<B> {
+        &self.transformer
     }
 
     /// Returns the options it was loaded with.
@@ -159,25 +166,36 @@ impl<B: Backend> Pipeline<B> {
     }
 }
 
-fn load_transformer<B: Backend>(
+fn load_transformer<B: Backend + 'static>(
     b: &B,
     model: &Model,
     options: &LoadOptions,
     observer: &mut dyn Observer<B>,
 ) -> Result<Transformer<B>> {
-    observer.event(Event::Loading { component: "transformer" })?;
+    let (precision, dtype) = (options.linear_precision, options.dtype);
+    let shared = options.shared.as_ref().map(|device| device.transformer(b, model, precision, dtype));
+    let shared = shared.transpose()?.flatten();
+    if shared.is_none() {
+        observer.event(Event::Loading { component: "transformer" })?;
+    }
     let residency = options.residency.as_ref();
     let plan = residency.map_or_else(ResidencyPlan::all_on_device, WeightResidency::transformer_plan);
     let source = model.transformer.weights()?;
     let (updates, reports) = resolve_loras(model, options, &options.loras, options.lora_partial)?;
-    let int8 = matches!(options.linear_precision, LinearPrecision::Int8 { .. });
+    let int8 = matches!(precision, LinearPrecision::Int8 { .. });
     let quantizes = int8 && source.int8_bytes_to_quantize() > 0;
     let mut progress = |done, total| {
         if quantizes { observer.event(Event::BlockQuantized { done, total }) } else { Ok(()) }
     };
-    let vars = source.root().with_precision(options.linear_precision).with_loras(&updates);
+    let vars = source.root().with_precision(precision).with_loras(&updates);
     let config = &model.transformer.config;
-    let transformer = Transformer::load_with_progress(b, &vars, config, options.dtype, &plan, &mut progress)?;
+    let transformer = match shared {
+        Some(mut shared) => {
+            shared.set_loras(b, &vars)?;
+            shared
+        }
+        None => Transformer::load_with_progress(b, &vars, config, dtype, &plan, &mut progress)?,
+    };
     for report in reports {
         observer.event(Event::LoraApplied { report: report.to_string() })?;
     }

@@ -8,6 +8,7 @@ use kiln_weights::LinearPrecision;
 use crate::model::VaeFile;
 use crate::plan::PlannedLora;
 use crate::residency::WeightResidency;
+use crate::shared_device::SharedDevice;
 use crate::text_cache::TextCache;
 
 /// How a model is loaded.
@@ -27,6 +28,8 @@ pub struct LoadOptions {
     pub residency: Option<WeightResidency>,
     /// Cache of encoded texts. With it, the text encoder is loaded only when a text is not cached.
     pub text_cache: Option<TextCache>,
+    /// A device that has the transformer already, perhaps: then it is used, not loaded.
+    pub shared: Option<SharedDevice>,
 }
 
 impl Default for LoadOptions {
@@ -39,6 +42,7 @@ impl Default for LoadOptions {
             lora_partial: false,
             residency: None,
             text_cache: None,
+            shared: None,
         }
     }
 }

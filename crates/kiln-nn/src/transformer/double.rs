@@ -19,12 +19,14 @@ use super::rope::RopeTables;
 use crate::{ResidencyPlan, Result};
 
 /// A double block.
+#[derive(Clone)]
 pub(super) struct DoubleBlock<B: Backend> {
     pub(super) text: Stream<B>,
     pub(super) image: Stream<B>,
 }
 
 /// The weights of one stream.
+#[derive(Clone)]
 pub(super) struct Stream<B: Backend> {
     pub(super) qkv: Linear<B>,
     pub(super) norm_q: B::Tensor,

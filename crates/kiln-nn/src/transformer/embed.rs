@@ -11,6 +11,7 @@ use super::linear::Linear;
 use crate::{ResidencyPlan, Result};
 
 /// The MLPs of `time_guidance_embed`.
+#[derive(Clone)]
 pub(super) struct TimestepEmbedder<B: Backend> {
     channels: usize,
     timestep_embedder: Mlp<B>,
@@ -71,6 +72,7 @@ impl<B: Backend> TimestepEmbedder<B> {
 }
 
 /// Linear, SiLU, linear.
+#[derive(Clone)]
 struct Mlp<B: Backend> {
     linear_1: Linear<B>,
     linear_2: Linear<B>,

@@ -10,7 +10,8 @@ use kiln_weights::Vars;
 
 use crate::{ResidencyPlan, Result};
 
-/// A linear layer, one or several stacked. Dereferences to its weight.
+/// A linear layer, one or several stacked. Dereferences to its weight. Clones share it.
+#[derive(Clone)]
 pub(super) struct Linear<B: Backend> {
     weight: B::Weight,
     residency: Residency,

@@ -149,6 +149,28 @@ impl<B: Backend> Transformer<B> {
         })
     }
 
+    /// Another transformer on the same weights, with activations of `dtype` and the LoRAs of `vars`, which must otherwise
+    /// be the same as when loading.
+    pub fn share(&self, b: &B, vars: &Vars<'_>, dtype: DType) -> Result<Self> {
+        let mut shared = Transformer {
+            graphs: B::GraphCache::default(),
+            config: self.config.clone(),
+            dtype,
+            x_embedder: self.x_embedder.clone(),
+            context_embedder: self.context_embedder.clone(),
+            time_guidance_embed: self.time_guidance_embed.clone(),
+            double_stream_modulation: self.double_stream_modulation.clone(),
+            single_stream_modulation: self.single_stream_modulation.clone(),
+            transformer_blocks: self.transformer_blocks.clone(),
+            single_transformer_blocks: self.single_transformer_blocks.clone(),
+            norm_out: self.norm_out.clone(),
+            proj_out: self.proj_out.clone(),
+            prefetcher: self.prefetcher.clone(),
+        };
+        shared.set_loras(b, vars)?;
+        Ok(shared)
+    }
+
     /// Replaces the LoRAs with those of `vars`, which must otherwise be the same as when loading. After an error the
     /// old LoRAs are still in place.
     pub fn set_loras(&mut self, b: &B, vars: &Vars<'_>) -> Result<()> {
@@ -171,6 +193,11 @@ impl<B: Backend> Transformer<B> {
         all.extend(self.single_transformer_blocks.iter_mut().flat_map(SingleBlock::linears));
         all.extend([&mut self.norm_out, &mut self.proj_out]);
         all
+    }
+
+    /// The dtype of activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// The configuration it was loaded with.

@@ -54,6 +54,7 @@ impl<B: Backend> SingleModulation<B> {
 }
 
 /// The layer that computes the modulations of `sets` sub-blocks.
+#[derive(Clone)]
 pub(super) struct ModulationProjection<B: Backend> {
     linear: Linear<B>,
     dim: usize,

@@ -13,6 +13,7 @@ use super::modulation::SingleModulation;
 use crate::{ResidencyPlan, Result};
 
 /// A single block.
+#[derive(Clone)]
 pub(super) struct SingleBlock<B: Backend> {
     pub(super) to_qkv_mlp_proj: Linear<B>,
     pub(super) norm_q: B::Tensor,

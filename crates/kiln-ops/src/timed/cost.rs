@@ -162,6 +162,7 @@ impl WeightCost {
 }
 
 /// A weight and its cost.
+#[derive(Clone)]
 pub struct TimedWeight<W> {
     pub(super) inner: W,
     /// Without LoRA deltas.

@@ -58,8 +58,8 @@ pub trait Trainer: Send + Sync + 'static {
 
     /// Runs a training to its end, or until [`TrainingProgress::is_stopped`]; continues from the checkpoint if there is one.
     ///
-    /// Between steps it makes way for image jobs: it waits in [`TrainingProgress::wait_for_device`], or if both don't fit
-    /// into memory it saves and returns [`TrainingEnd::Stopped`], and is called again when the device is free.
+    /// Between steps it makes way for image jobs: it waits in [`TrainingProgress::wait_for_device`], or if a job does not fit
+    /// into memory beside it, it saves and returns [`TrainingEnd::Stopped`], and is called again when the device is free.
     fn train(&self, task: TrainingTask<'_>, progress: &TrainingProgress) -> Result<TrainingEnd, JobError>;
 
     /// How long the device must be free before a training that released it is run again.

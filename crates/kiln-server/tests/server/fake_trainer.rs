@@ -113,7 +113,7 @@ impl Trainer for FakeTrainer {
             }
             if name != "release" && progress.is_device_wanted() {
                 self.events.lock().unwrap().push("wait".into());
-                progress.wait_for_device();
+                progress.wait_for_device(&|| false);
             }
         }
         progress.note("it went well");

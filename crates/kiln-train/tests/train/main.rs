@@ -3,4 +3,5 @@
 mod caches;
 mod forward;
 mod golden;
+mod shared;
 mod trainer;

@@ -19,7 +19,7 @@ use super::turn::DeviceLock;
 pub struct Worker {
     session: Arc<Session>,
     models: Arc<ModelCatalogue>,
-    /// Held by a training while it computes.
+    /// Taken by a training while it computes.
     turn: Arc<DeviceLock>,
     /// The autoencoder of jobs that name none.
     vae: Option<PathBuf>,
@@ -119,6 +119,9 @@ impl Generator for Worker {
             })
             .collect();
         self.turn.wait_until_free();
+        if !tasks.iter().all(|task| self.session.has_room(&task.plan)) {
+            self.turn.claim_memory();
+        }
         self.session.generate(&tasks);
     }
 

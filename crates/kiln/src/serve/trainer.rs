@@ -5,9 +5,10 @@ mod watcher;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use kiln_catalog::{ModelLocation, ember, user_cache};
-use kiln_engine::{ComponentPaths, Device, Explain, Model, Session, Settings};
+use kiln_engine::{ComponentPaths, Device, ErrorKind, Explain, Model, Session, Settings, SharedDevice};
 use kiln_server::{
     Catalogue as _, ErrorCode, JobError, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
     TrainingProgress, TrainingTask,
@@ -34,9 +35,11 @@ pub struct ServerTrainer {
     /// Where finished LoRAs go.
     loras: PathBuf,
     machine: MachineArgs,
-    /// The models of image jobs, which are unloaded for a training.
+    /// The models of image jobs, the first on the device of trainings. They stay loaded beside a training if both fit.
     sessions: Vec<Arc<Session>>,
     turn: Arc<DeviceLock>,
+    /// Whether memory ran out although both should have fitted: from then on one makes way for the other.
+    runs_alone: AtomicBool,
 }
 
 impl ServerTrainer {
@@ -52,7 +55,7 @@ impl ServerTrainer {
         // A training uses one device, the first.
         let mut machine = machine;
         machine.device.truncate(1);
-        Ok(ServerTrainer { models, loras, machine, sessions, turn })
+        Ok(ServerTrainer { models, loras, machine, sessions, turn, runs_alone: AtomicBool::new(false) })
     }
 
     /// The model of this name and its location.
@@ -117,6 +120,22 @@ impl ServerTrainer {
     }
 }
 
+fn is_about_memory(error: &kiln_train::Error) -> bool {
+    matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::TooLarge)
+}
+
+/// The session's device, if the training fits there beside the models that are loaded.
+fn share(session: &Session, training: &PreparedTraining) -> Option<SharedDevice> {
+    let device = match training.job.machine.device {
+        Device::Cuda(number) => format!("cuda:{number}"),
+        Device::Cpu | Device::Auto => "cpu".into(),
+    };
+    session.share(&training.needs(&device)).unwrap_or_else(|error| {
+        tracing::warn!("the models of image jobs are unloaded for a training: {error}");
+        None
+    })
+}
+
 impl Trainer for ServerTrainer {
     fn models(&self) -> Vec<TrainableModel> {
         let listed = self.models.models();
@@ -156,16 +175,21 @@ impl Trainer for ServerTrainer {
         if progress.is_stopped() {
             return Ok(TrainingEnd::Stopped);
         }
-        self.sessions.iter().for_each(|session| session.reset());
+        turn.hold();
         std::fs::create_dir_all(task.folder).map_err(|error| {
             JobError::new(ErrorCode::Storage, format!("can't write the training: {error}"))
         })?;
         let resume = RunFiles::new(&task.folder.join(LORA)).state().is_file();
-        let training = self.prepare(task, resume)?;
+        let mut training = self.prepare(task, resume)?;
         let output = training.job.files.output.clone();
-        // A GPU's memory rarely holds both; on a CPU weights stay in their files.
+        let runs_alone = self.runs_alone.load(SeqCst);
+        let session = self.sessions.first().map(|session| &**session);
+        training.job.shared = session.filter(|_| !runs_alone).and_then(|session| share(session, &training));
+        if training.job.shared.is_none() {
+            self.sessions.iter().for_each(|session| session.reset());
+        }
         let releases_memory = matches!(training.job.machine.device, Device::Cuda(_));
-        let mut watcher = ServerWatcher { progress, turn, releases_memory };
+        let mut watcher = ServerWatcher { progress, turn, session, releases_memory, runs_alone };
         let outcome = training.run(&mut watcher);
         match outcome {
             Ok(outcome) if outcome.cancelled => return Ok(TrainingEnd::Stopped),
@@ -174,6 +198,11 @@ impl Trainer for ServerTrainer {
             }
             Ok(_) => {}
             Err(error) if error.is_cancelled() => return Ok(TrainingEnd::Stopped),
+            Err(error) if !runs_alone && is_about_memory(&error) => {
+                tracing::warn!("a training and image jobs don't fit into memory, and take turns: {error}");
+                self.runs_alone.store(true, SeqCst);
+                return Ok(TrainingEnd::Stopped);
+            }
             Err(error) => return Err(job_error(&error)),
         }
         drop(watcher);

@@ -121,6 +121,67 @@ fn a_lora_of_the_server_has_the_bytes_of_the_command_line_and_is_used_at_once() 
 }
 
 #[test]
+fn image_jobs_beside_a_training_unload_nothing_and_leave_no_trace() {
+    let (sandbox, name) = sandbox();
+    let server = start(&sandbox);
+    let submit = |more: Value| {
+        let mut job = json!({ "prompt": "a fox", "width": 64, "height": 64, "steps": 2, "seed": 7 });
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, job) = server.call("POST", "/v1/jobs", Some(job));
+        assert_eq!(status, 202, "{job}");
+        format!("/v1/jobs/{}", job["id"].as_str().unwrap())
+    };
+    let ended = |path: &str| {
+        server.until(path, |_, job| !matches!(job["status"].as_str(), Some("queued" | "running")))
+    };
+    let image = |path: &str| {
+        let job = ended(path);
+        assert_eq!(job["status"], "done", "{job}");
+        server.bytes(job["images"][0]["url"].as_str().unwrap())
+    };
+    // Of one load: a model that is loaded again took another time.
+    let load = || {
+        let text = String::from_utf8(server.bytes("/metrics")).unwrap();
+        text.lines().filter(|line| line.starts_with("kiln_model_load_seconds{")).collect::<String>()
+    };
+    let alone = image(&submit(json!({})));
+    let first_load = load();
+    assert!(first_load.contains(&name), "{first_load}");
+    let train = |lora: &str, steps: u64| {
+        let more = json!({ "name": lora, "steps": steps });
+        let (status, view) = server.call("POST", "/v1/trainings", Some(request(&name, more)));
+        assert_eq!(status, 201, "{view}");
+        format!("/v1/trainings/{}", view["id"].as_str().unwrap())
+    };
+    let steps = 40;
+    let quiet = train("quiet", steps);
+    server.until(&quiet, |_, view| view["status"] == "done");
+    let path = train("busy", steps);
+    let reaches = |step: u64| {
+        let view =
+            server.until(&path, |_, view| view["step"].as_u64() >= Some(step) || view["status"] == "failed");
+        assert_eq!(view["status"], "running", "{view}");
+    };
+    reaches(2);
+    // Two at once, and one that is cancelled.
+    let jobs = [submit(json!({})), submit(json!({}))];
+    let cancelled = submit(json!({ "steps": 40 }));
+    server.call("DELETE", &cancelled, None);
+    assert!(jobs.iter().all(|job| image(job) == alone));
+    ended(&cancelled);
+    assert_eq!(load(), first_load);
+    reaches(4);
+    // Another model in between, which takes the place of the first.
+    image(&submit(json!({ "model": "ember", "width": 128, "height": 128 })));
+    assert!(image(&submit(json!({}))) == alone);
+    let view = server
+        .until(&path, |_, view| !matches!(view["status"].as_str(), Some("queued" | "preparing" | "running")));
+    assert_eq!((&view["status"], &view["step"]), (&json!("done"), &json!(steps)), "{view}");
+    let lora = |name: &str| fs::read(sandbox.path(&format!("loras/{name}.safetensors"))).unwrap();
+    assert!(lora("busy") == lora("quiet"));
+}
+
+#[test]
 fn a_training_of_a_killed_server_is_resumed_and_unusable_images_are_named() {
     let (sandbox, name) = sandbox();
     let mut server = start(&sandbox);

@@ -170,11 +170,6 @@ impl<B: TrainingBackend> Transformer<B> {
         doubles.chain(singles).map(|linear| (linear.stack(), &**linear))
     }
 
-    /// The dtype of activations.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
     /// The first block with an adapter, double blocks first.
     fn first_adapted_block<A: Adapters<B>>(&self, adapters: &A) -> Option<usize> {
         let double = |block: &super::double::DoubleBlock<B>| block.is_adapted(adapters);

@@ -66,15 +66,19 @@ impl TrainingProgress {
         !self.jobs.unfinished().is_empty() || !self.jobs.is_ready()
     }
 
-    /// Waits until image jobs no longer want the device, or the training is stopped.
-    pub fn wait_for_device(&self) {
-        self.wait_until_idle(Duration::ZERO);
+    /// Waits until image jobs no longer want the device, the training is stopped, or one of the jobs claims its memory.
+    pub fn wait_for_device(&self, is_claimed: &dyn Fn() -> bool) {
+        self.wait_until(Duration::ZERO, is_claimed);
     }
 
     /// Waits until image jobs have not wanted the device for this long, or the training is stopped.
     pub(super) fn wait_until_idle(&self, idle: Duration) {
+        self.wait_until(idle, &|| false);
+    }
+
+    fn wait_until(&self, idle: Duration, is_claimed: &dyn Fn() -> bool) {
         let mut since = Instant::now();
-        while !self.is_stopped() {
+        while !self.is_stopped() && !is_claimed() {
             if self.is_device_wanted() {
                 since = Instant::now();
                 if !self.training.snapshot().paused {

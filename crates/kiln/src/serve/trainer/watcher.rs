@@ -1,7 +1,9 @@
-//! Reports a training's progress to the server, and makes way for image jobs between its steps.
+//! Reports a training's progress to the server, and makes way for image jobs between its steps: it pauses, and ends if one
+//! of them claims its memory.
 
 use std::path::PathBuf;
 
+use kiln_engine::{DeviceLease, Session, SharedDevice};
 use kiln_server::{TrainingProgress, TrainingStep};
 use kiln_train::{EncodingStage, JobWatcher, Result, Status, Watcher};
 
@@ -24,17 +26,23 @@ impl<'t> DeviceGuard<'t> {
 
     /// Gives the turn to image jobs, as long as there are any.
     fn make_way(&self) {
-        while self.progress.is_device_wanted() && !self.progress.is_stopped() {
+        let ends = || self.progress.is_stopped() || self.turn.is_claimed();
+        while self.progress.is_device_wanted() && !ends() {
             self.turn.give_back();
-            self.progress.wait_for_device();
+            self.progress.wait_for_device(&|| self.turn.is_claimed());
             self.turn.take();
         }
+    }
+
+    /// Tells that the training will hold memory.
+    pub fn hold(&self) {
+        self.turn.hold();
     }
 }
 
 impl Drop for DeviceGuard<'_> {
     fn drop(&mut self) {
-        self.turn.give_back();
+        self.turn.release();
     }
 }
 
@@ -42,8 +50,21 @@ impl Drop for DeviceGuard<'_> {
 pub struct ServerWatcher<'t> {
     pub progress: &'t TrainingProgress,
     pub turn: DeviceGuard<'t>,
-    /// Whether the training stops for image jobs, because the memory can't hold both; else it pauses.
+    /// The models of image jobs on the device.
+    pub session: Option<&'t Session>,
+    /// Whether the training ends for every image job, because the memory may not hold both; else it pauses.
     pub releases_memory: bool,
+    /// Whether that stays so when its model is loaded.
+    pub runs_alone: bool,
+}
+
+impl Drop for ServerWatcher<'_> {
+    fn drop(&mut self) {
+        // Before the memory is given back.
+        if let Some(session) = self.session {
+            session.end_lease();
+        }
+    }
 }
 
 impl ServerWatcher<'_> {
@@ -66,7 +87,9 @@ impl Watcher for ServerWatcher<'_> {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.progress.is_stopped() || (self.releases_memory && self.progress.is_device_wanted())
+        self.progress.is_stopped()
+            || self.turn.turn.is_claimed()
+            || (self.releases_memory && self.progress.is_device_wanted())
     }
 }
 
@@ -82,6 +105,13 @@ impl JobWatcher for ServerWatcher<'_> {
 
     fn note(&mut self, text: &str) {
         self.progress.note(text);
+    }
+
+    fn loaded(&mut self, device: SharedDevice, activations: u64) {
+        if let Some(session) = self.session.filter(|_| !self.runs_alone) {
+            session.begin_lease(DeviceLease { device, activations });
+            self.releases_memory = false;
+        }
     }
 
     fn starting(&mut self, step: u64) {
