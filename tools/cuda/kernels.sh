@@ -9,15 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# The newest compiler of CUDA 12: drivers from 525 on load its machine code. Those of CUDA 12 refuse that of CUDA 13.
-version=12.9.86
-nvrtc=target/nvrtc-$version
-if [[ ! -e $nvrtc/done ]]; then
-    python3 -m venv "$nvrtc"
-    "$nvrtc/bin/pip" install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc-cu12==$version"
-    touch "$nvrtc/done"
-fi
-KILN_CUDA_PATH=$(dirname "$(find "$nvrtc" -name 'libnvrtc.so.12')")
+KILN_CUDA_PATH=$(tools/cuda/nvrtc.sh)
 export KILN_CUDA_PATH
 
 cargo run --quiet --release -p kiln-cuda --example compile_kernels -- crates/kiln-cuda/compiled/kernels.packed "$@"
