@@ -61,6 +61,11 @@ impl CudaBackend {
         }
     }
 
+    /// What the user should know of the work so far: why some of it is slow. Each note is returned once in a process.
+    pub fn take_notes(&self) -> Vec<String> {
+        self.cx.shared().slow.take()
+    }
+
     /// Number of CUDA graph replays so far.
     pub fn graph_replays(&self) -> usize {
         self.cx.shared().graph_replays.load(Ordering::Relaxed)

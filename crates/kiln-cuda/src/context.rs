@@ -11,9 +11,11 @@ use crate::error::Result;
 use crate::flags::BlockFlags;
 use crate::gemm::cublaslt::CublasLtGemm;
 use crate::gemm::fast::FastGemm;
+use crate::gemm::shape::GemmShape;
 use crate::kernels::{Kernel, Parameters};
 use crate::options::{Graphs, Options};
 use crate::queue::{DeviceBuffer, Queue, Recording};
+use crate::slow::SlowProducts;
 use crate::streamer::WeightStreamer;
 
 /// A queue and the state shared by all queues of its GPU.
@@ -31,6 +33,8 @@ pub(crate) struct SharedState {
     pub streamer: Arc<WeightStreamer>,
     /// Whether repeated work is captured as CUDA graphs.
     pub graphs: Graphs,
+    /// Products that no fast kernel takes.
+    pub slow: SlowProducts,
     /// Number of graph replays so far.
     pub graph_replays: AtomicUsize,
 }
@@ -59,7 +63,8 @@ impl Context {
         };
         let streamer = WeightStreamer::new(&device);
         let (flags, graph_replays) = (BlockFlags::default(), AtomicUsize::new(0));
-        let shared = SharedState { gemm: FastGemm::new(cublaslt), flags, streamer, graphs, graph_replays };
+        let (gemm, slow) = (FastGemm::new(cublaslt), SlowProducts::default());
+        let shared = SharedState { gemm, flags, streamer, graphs, slow, graph_replays };
         Ok(Context { queue: Queue::immediate(device), shared: Arc::new(shared) })
     }
 
@@ -72,6 +77,11 @@ impl Context {
     /// State shared by all queues.
     pub fn shared(&self) -> &SharedState {
         &self.shared
+    }
+
+    /// Notes a product that is computed by a kernel of last resort.
+    pub fn note_slow_product(&self, shape: &GemmShape) {
+        self.shared.slow.add(shape, self.shared.gemm.cublaslt.is_ok());
     }
 
     /// Name for messages.

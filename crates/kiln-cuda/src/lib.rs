@@ -53,6 +53,7 @@ mod flags;
 mod gemm;
 mod ops;
 mod replay;
+mod slow;
 mod streamer;
 mod tensor;
 mod weight;

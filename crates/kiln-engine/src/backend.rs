@@ -57,6 +57,8 @@ pub(crate) struct DeviceHooks<B> {
     pub release_memory: fn(&B),
     /// Times operations; paused at first.
     pub timer: fn(&B) -> &OpTimer,
+    /// Returns what the user should know of the work so far, each once.
+    pub take_notes: fn(&B) -> Vec<String>,
     /// Returns the backend without its type.
     pub any: fn(&B) -> AnyBackend,
 }
@@ -97,6 +99,11 @@ impl<B> DeviceInfo<B> {
         }
     }
 
+    /// Returns what the user should know of the work so far: why some of it is slow. Each note is returned once in a process.
+    pub fn take_notes(&self, backend: &B) -> Vec<String> {
+        (self.hooks.take_notes)(backend)
+    }
+
     /// Returns unused memory to the device, and restarts the peak counter.
     pub fn release_memory(&self, backend: &B) {
         (self.hooks.release_memory)(backend);
@@ -118,6 +125,7 @@ fn cuda_info(backend: &Cuda, device: String, threads: usize) -> DeviceInfo<Cuda>
         },
         release_memory: |b: &Cuda| b.inner().release_memory(),
         timer: Cuda::timer,
+        take_notes: |b: &Cuda| b.inner().take_notes(),
         any: |b: &Cuda| AnyBackend::Cuda(Box::new(b.clone())),
     };
     let backend = backend.inner();
@@ -132,6 +140,7 @@ fn cpu_info(backend: &Cpu, device: String, threads: usize) -> DeviceInfo<Cpu> {
         counters: |_| Counters::default(),
         release_memory: |_| {},
         timer: Cpu::timer,
+        take_notes: |_| Vec::new(),
         any: |b: &Cpu| AnyBackend::Cpu(b.clone()),
     };
     let isa = Some(backend.inner().isa());

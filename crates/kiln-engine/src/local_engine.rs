@@ -75,14 +75,15 @@ impl<B: Backend + 'static> LocalEngine<B> {
     /// Queues an image for the output thread, which waits for it and passes it to the task's sink.
     fn queue_output(&self, run: &Arc<TaskRun>, output: PendingOutput<B>) {
         let (run, pipeline) = (Arc::clone(run), Arc::clone(&self.pipeline));
-        let preview_decoder = Arc::clone(&self.preview_decoder);
+        let (preview_decoder, take_notes) = (Arc::clone(&self.preview_decoder), self.hooks.take_notes);
         self.output.push(move || {
             if run.has_failed() {
                 return;
             }
             run.attempt(|| {
                 let plan = &run.task.plan;
-                let output = output.finish(pipeline.backend(), plan)?;
+                let mut output = output.finish(pipeline.backend(), plan)?;
+                output.notes.extend(take_notes(pipeline.backend()));
                 let decoder = preview_decoder.get().filter(|_| run.task.sink.wants_preview());
                 if let Some(decoder) = decoder.filter(|_| plan.request.init.is_none()) {
                     decoder.learn(&output);

@@ -278,6 +278,7 @@ impl TrainingVisitor for RunningJob<'_> {
         let first = trainer.steps();
         let probes = probes(&data, |draw| encoders.example(&data, draw, &mut cache))?;
         let before = fixed_loss(&mut trainer, &probes)?;
+        device.take_notes(&b).iter().for_each(|note| watcher.note(note));
         watcher.starting(first);
         let mut batches = |step: u64| {
             let draws = order.step(step, batch * accumulation);
@@ -289,6 +290,7 @@ impl TrainingVisitor for RunningJob<'_> {
         let judge_anew = !changes.is_empty();
         let outcome = run(&mut trainer, &mut batches, &files, &record, &options, judge_anew, &mut watcher)?;
         let StepWatcher { watcher, .. } = watcher;
+        device.take_notes(&b).iter().for_each(|note| watcher.note(note));
         if !outcome.cancelled {
             let (after, last) = (fixed_loss(&mut trainer, &probes)?, outcome.step);
             watcher.note(&format!(

@@ -10,7 +10,7 @@ mod hopper;
 pub(crate) mod implicit_gemm;
 mod mma;
 pub(crate) mod product;
-mod shape;
+pub(crate) mod shape;
 #[cfg(test)]
 mod test_product;
 mod tilings;
@@ -182,6 +182,7 @@ impl Gemm<'_> {
 
     fn implicit_gemm(&self, cx: &Context) -> Result<()> {
         debug_assert_eq!(self.batch, 1);
+        cx.note_slow_product(&self.shape());
         let (add, ldadd) = self.add.unwrap_or((0, 0));
         let w = self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?;
         let size = |n: usize| int("linear", n);

@@ -87,6 +87,7 @@ impl Product {
             };
             return product.run(cx);
         }
+        cx.note_slow_product(&shape);
         let size = |n: usize| int("matmul", n);
         let product = ConvArgs::product([x, w, self.out], [size(self.rows)?, size(self.n)?, size(self.k)?]);
         let args = ConvArgs { add: self.add.unwrap_or(0), alpha: self.alpha, ..product };

@@ -237,6 +237,7 @@ impl Fp8Operand {
                 Err(e) => return cx.check(Err(e)),
             }
         }
+        cx.note_slow_product(&size);
         let kernel = GEMM_FP8.of(dtype);
         let grid = [self.rows.div_ceil(16), n.div_ceil(16)];
         let parameters = GemmFp8 {

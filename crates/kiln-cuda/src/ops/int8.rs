@@ -159,6 +159,7 @@ impl Int8Operand {
         if cx.shared().gemm.supports(cx, &shape, &operands) {
             return cx.check(cx.shared().gemm.run(cx, &shape, &operands)).map(drop);
         }
+        cx.note_slow_product(&shape);
         let kernel = GEMM_INT8.of(dtype);
         let grid = [self.rows.div_ceil(TILE), n.div_ceil(TILE)];
         let parameters = GemmInt8 {
