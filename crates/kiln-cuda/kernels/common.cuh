@@ -114,6 +114,12 @@ __device__ __forceinline__ float load_l2(const float *p) {
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+
+// Keeps the compiler from computing what follows from `x` ahead of a loop, and holding it in registers.
+__device__ __forceinline__ void opaque(int &x) { asm volatile("" : "+r"(x)); }
+
+// Whether it is true in any lane of the warp.
+__device__ __forceinline__ bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 #endif
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -336,6 +342,18 @@ template <class A> __device__ __forceinline__ void visible_to_any(const A &args,
     if (args.mask == 1) {
         end = last + 1 < args.a ? last + 1 : args.a;
     } else if (args.mask == 2 && first >= args.a && last < args.b) {
+        begin = args.a;
+        end = args.b;
+    }
+}
+
+// The keys that all of the queries first..=last see.
+template <class A> __device__ __forceinline__ void visible_to_all(const A &args, int first, int last, int &begin, int &end) {
+    begin = 0;
+    end = args.keys;
+    if (args.mask == 1) {
+        end = first + 1 < args.a ? first + 1 : args.a;
+    } else if (args.mask == 2 && last >= args.a && first < args.b) {
         begin = args.a;
         end = args.b;
     }

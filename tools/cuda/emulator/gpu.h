@@ -160,6 +160,17 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
 }
 inline float __shfl_sync(unsigned mask, float x, int lane) { return __uint_as_float(__shfl_sync(mask, bits_of(x), lane)); }
 
+inline bool any_lane(bool x) {
+    uint32_t word = x, result;
+    emulator::warp_collective(&word, 1, &result, 1, [](emulator::Warp &w) {
+        uint32_t any = 0;
+        for (int i = 0; i < 32; i++) any |= w.in[i][0];
+        for (int i = 0; i < 32; i++) w.out[i][0] = any;
+    });
+    return result;
+}
+inline void opaque(int &) {}
+
 inline void __syncwarp() {
     emulator::warp_collective(nullptr, 0, nullptr, 0, [](emulator::Warp &) {});
 }

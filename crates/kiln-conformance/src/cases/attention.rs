@@ -41,6 +41,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add("attention/wide_heads_of_many_keys", unmasked(2, 1, 256, &[[70, 520]]));
     // Several tiles of queries and keys, the last ones incomplete.
     list.add("attention/several_tiles_head_dim_64", unmasked(4, 2, 64, &[[70, 300], [129, 257]]));
+    list.add("attention/several_tiles_head_dim_96", unmasked(2, 1, 96, &[[70, 130]]));
     let causal = Attention { mask: self::causal, ..unmasked(2, 1, 64, &[[200, 200]]) };
     list.add("attention/causal_several_tiles_head_dim_64", causal);
     list.add("attention/full_size", unmasked(4, 4, 128, &[[256, 520]]));

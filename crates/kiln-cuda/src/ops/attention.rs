@@ -1,12 +1,12 @@
-//! Attention: builds the arguments and chooses among the implementations: for few queries, Hopper, wide heads, tiles,
-//! f32 and any size.
+//! Attention: builds the arguments and chooses among the implementations: for few queries, Hopper, wide heads, heads of at
+//! most 128, split heads, f32 and any size.
 
 use kiln_ops::shapes::AttentionSize;
 use kiln_ops::{AttentionMask, AttentionSpec, Error, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_rows;
-use super::{attention_f32, attention_few, attention_hopper, attention_wide};
+use super::{attention_f32, attention_few, attention_hopper, attention_split, attention_wide};
 use crate::context::{Context, int};
 use crate::kernels::{AttentionArgs, Kernel, MAX_SEGMENTS, Segments, kernels};
 use crate::sys::driver::DevicePtr;
@@ -16,8 +16,7 @@ kernels! {
     "attention" {
         AttentionTiled(args: AttentionArgs):
             ATTENTION_32 = "attention_32", ATTENTION_64 = "attention_64", ATTENTION_96 = "attention_96",
-            ATTENTION_128 = "attention_128", ATTENTION_256 = "attention_256",
-            ATTENTION_512 = "attention_512";
+            ATTENTION_128 = "attention_128", ATTENTION_128_LARGE = "attention_128_large";
     }
     "attention_plain" {
         AttentionPlain(args: AttentionArgs):
@@ -28,39 +27,54 @@ kernels! {
     }
 }
 
-/// Tile configuration of the kernel for one head dimension, as in `attention.cu`.
+/// Warps of a block and keys of a tile, as in `attention.cu`.
+const WARPS: usize = 4;
+const KEYS: usize = 64;
+/// Bytes of shared memory that the driver takes for each block.
+const RESERVED: usize = 1 << 10;
+
+/// The kernel for one head dimension, as in `attention.cu`.
 #[derive(Clone, Copy, Debug)]
 struct TiledKernel {
     dim: usize,
     kernel: Kernel<AttentionTiled>,
-    split: usize,
-    row_warps: usize,
-    keys: usize,
+    /// 16-row tiles of queries of a warp.
+    tiles: usize,
+    /// Resident blocks per multiprocessor.
+    blocks: usize,
 }
 
-const TILED_KERNELS: [TiledKernel; 6] = [
-    TiledKernel { dim: 32, kernel: ATTENTION_32, split: 1, row_warps: 4, keys: 64 },
-    TiledKernel { dim: 64, kernel: ATTENTION_64, split: 1, row_warps: 4, keys: 64 },
-    TiledKernel { dim: 96, kernel: ATTENTION_96, split: 1, row_warps: 4, keys: 64 },
-    TiledKernel { dim: 128, kernel: ATTENTION_128, split: 1, row_warps: 8, keys: 64 },
-    TiledKernel { dim: 256, kernel: ATTENTION_256, split: 2, row_warps: 4, keys: 32 },
-    TiledKernel { dim: 512, kernel: ATTENTION_512, split: 4, row_warps: 2, keys: 16 },
+/// In the order in which they are chosen.
+const TILED_KERNELS: [TiledKernel; 5] = [
+    TiledKernel { dim: 32, kernel: ATTENTION_32, tiles: 1, blocks: 4 },
+    TiledKernel { dim: 64, kernel: ATTENTION_64, tiles: 1, blocks: 4 },
+    TiledKernel { dim: 96, kernel: ATTENTION_96, tiles: 1, blocks: 3 },
+    TiledKernel { dim: 128, kernel: ATTENTION_128_LARGE, tiles: 2, blocks: 2 },
+    TiledKernel { dim: 128, kernel: ATTENTION_128, tiles: 1, blocks: 3 },
 ];
 
 impl TiledKernel {
-    fn threads(&self) -> usize {
-        32 * self.split * self.row_warps
+    /// The first kernel for heads of this size whose blocks fit a multiprocessor, where a block may have at most
+    /// `shared_memory` bytes.
+    fn find(dim: usize, shared_memory: usize) -> Option<TiledKernel> {
+        let available = shared_memory + RESERVED;
+        let fits = |tiled: &TiledKernel| tiled.blocks * (tiled.shared() + RESERVED) <= available;
+        TILED_KERNELS.into_iter().find(|tiled| tiled.dim == dim && fits(tiled))
     }
 
     fn queries(&self) -> usize {
-        16 * self.row_warps
+        16 * self.tiles * WARPS
     }
 
-    /// Bytes of shared memory: two stages of keys and values, and the warps' partial scores.
+    /// Bytes of shared memory: a tile of keys, one of values, and queries that are not held in registers.
     fn shared(&self) -> usize {
-        let stages = 2 * 2 * self.keys * (self.dim + 8) * 2;
-        let partial = if self.split > 1 { self.split * self.row_warps * 16 * self.keys * 4 } else { 0 };
-        stages + partial
+        let queries = if self.tiles == 1 { 0 } else { self.queries() };
+        (queries + 2 * KEYS) * self.dim.next_power_of_two() * 2
+    }
+
+    fn run(&self, cx: &Context, args: &AttentionArgs) -> Result<()> {
+        let grid = [(args.queries as usize).div_ceil(self.queries()), args.heads as usize];
+        cx.launch(self.kernel, grid, 32 * WARPS, self.shared(), &AttentionTiled { args: *args })
     }
 }
 
@@ -90,27 +104,35 @@ pub(crate) fn attention_into(
     let mut concatenated = Vec::new();
     let mut args = build_args(cx, [q, k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
     args.lse = lse.map_or(0, |lse| lse.ptr(cx));
-    let tiled = TILED_KERNELS.iter().find(|tiled| tiled.dim == size.head_dim);
-    match tiled {
-        _ if args.aligned() && attention_few::supports(cx, &args) => attention_few::run(cx, &args, dtype)?,
-        Some(_) if dtype == DType::BF16 && args.aligned() && attention_hopper::supports(cx, &args) => {
-            attention_hopper::run(cx, &args)?;
-        }
-        _ if args.aligned() && attention_wide::supports(cx, &args, dtype) => {
-            attention_wide::run(cx, &args, dtype)?;
-        }
-        Some(tiled) if dtype == DType::BF16 && args.aligned() => run_tiled(cx, tiled, &size, args)?,
-        _ if dtype == DType::F32 && args.aligned() && attention_f32::supports(&args) => {
-            attention_f32::run(cx, &args)?;
-        }
-        _ => run_plain(cx, &size, dtype, args)?,
-    }
+    run(cx, &size, dtype, args)?;
     Ok(out)
 }
 
-fn run_tiled(cx: &Context, tiled: &TiledKernel, size: &AttentionSize, args: AttentionArgs) -> Result<()> {
-    let grid = [size.queries.div_ceil(tiled.queries()), size.heads];
-    cx.launch(tiled.kernel, grid, tiled.threads(), tiled.shared(), &AttentionTiled { args })
+fn run(cx: &Context, size: &AttentionSize, dtype: DType, args: AttentionArgs) -> Result<()> {
+    if !args.aligned() {
+        return run_plain(cx, size, dtype, args);
+    }
+    if attention_few::supports(cx, &args) {
+        return attention_few::run(cx, &args, dtype);
+    }
+    if dtype == DType::BF16 && attention_hopper::supports(cx, &args) {
+        return attention_hopper::run(cx, &args);
+    }
+    if attention_wide::supports(cx, &args, dtype) {
+        return attention_wide::run(cx, &args, dtype);
+    }
+    if dtype == DType::BF16 {
+        if let Some(tiled) = TiledKernel::find(size.head_dim, cx.gpu().shared_memory as usize) {
+            return tiled.run(cx, &args);
+        }
+        if let Some(split) = attention_split::find(size.head_dim) {
+            return split.run(cx, &args);
+        }
+    }
+    if dtype == DType::F32 && attention_f32::supports(&args) {
+        return attention_f32::run(cx, &args);
+    }
+    run_plain(cx, size, dtype, args)
 }
 
 fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, args: AttentionArgs) -> Result<()> {
@@ -252,12 +274,18 @@ mod tests {
     }
 
     #[test]
-    fn every_tiled_kernel_fits_the_smallest_gpu_and_its_own_queries() {
+    fn every_gpu_has_room_for_the_blocks_that_its_kernels_are_compiled_for() {
+        for dim in [32, 64, 96, 128] {
+            for kilobytes in [99, 163, 227] {
+                let tiled = TiledKernel::find(dim, kilobytes << 10).unwrap();
+                assert_eq!(tiled.tiles, if dim == 128 && kilobytes > 99 { 2 } else { 1 }, "{tiled:?}");
+            }
+        }
         for tiled in TILED_KERNELS {
-            assert!(tiled.shared() <= 99 << 10, "{tiled:?} needs {}", tiled.shared());
-            // Queries are loaded through the memory of two stages of keys and values.
-            assert!(tiled.queries() <= 4 * tiled.keys, "{tiled:?}");
-            assert_eq!(tiled.dim / tiled.split % 16, 0);
+            let [resident, queries] = [tiled.blocks * (tiled.shared() + RESERVED), tiled.queries()];
+            assert!(resident <= if tiled.tiles == 1 { 100 << 10 } else { 164 << 10 }, "{tiled:?}");
+            // Queries that registers hold are loaded through the memory of keys and values.
+            assert!(tiled.tiles > 1 || queries <= 2 * KEYS, "{tiled:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod attention;
 mod attention_f32;
 mod attention_few;
 mod attention_hopper;
+mod attention_split;
 mod attention_wide;
 mod conv;
 mod conv_f32;
