@@ -10,6 +10,7 @@ mod dequantize;
 mod dot;
 mod gemm_simd;
 mod quantize;
+mod rotate;
 
 use std::ops::Range;
 

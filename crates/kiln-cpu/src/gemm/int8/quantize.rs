@@ -4,6 +4,7 @@ use kiln_ops::int8::RowScale;
 use kiln_tensor::Rotation;
 
 use super::dot::{DotIsa, DotSimd, dispatch_dot};
+use super::rotate::rotate;
 use crate::gemm::RowSource;
 use crate::simd::{Simd, reduce_add, reduce_max};
 
@@ -32,7 +33,7 @@ fn quantize_kernel<D: DotSimd, R: RowSource>(
     let cols = wide.len();
     assert!(out.len() >= cols.next_multiple_of(lanes));
     source.read_row(s, row, 0, wide);
-    rotation.rotate(wide);
+    rotate(s, rotation, wide);
     let whole = cols / lanes * lanes;
     let (zero, mut max, mut invalid) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
     for i in (0..whole).step_by(lanes) {
@@ -99,7 +100,7 @@ mod tests {
             (state >> 8) as f32 / (1 << 23) as f32 - 1.0
         };
         let mut rows: Vec<Vec<f32>> =
-            [1, 3, 16, 31, 100, 1003].map(|n| (0..n).map(|_| next()).collect()).into();
+            [1, 3, 16, 31, 80, 100, 256, 832, 1003, 1024].map(|n| (0..n).map(|_| next()).collect()).into();
         // Ties, which go to the even neighbour; rows quantized to zeros; NaN and infinity, early and in the tail.
         rows.push((-254..=254).map(|i| i as f32 / 2.0).collect());
         rows.push(vec![1e-31; 40]);
@@ -108,13 +109,15 @@ mod tests {
         rows.push((0..33).map(|i| if i == 32 { f32::NEG_INFINITY } else { 1.0 }).collect());
         for isa in Isa::available() {
             let dot = DotIsa::of(Level::detect(isa).unwrap());
-            for row in &rows {
-                let mut expected = vec![0; row.len()];
-                let scale = int8::quantize_row(row, &mut expected);
+            let rotations = rows.iter().flat_map(|row| Rotation::ALL.map(|rotation| (row, rotation)));
+            for (row, rotation) in rotations.filter(|(row, rotation)| rotation.fits(row.len())) {
+                let (mut expected, mut rotated) = (vec![0; row.len()], row.clone());
+                rotation.rotate(&mut rotated);
+                let scale = int8::quantize_row(&rotated, &mut expected);
                 let mut found = vec![9i8; row.len().next_multiple_of(64)];
                 let mut wide = vec![0.0; row.len()];
                 let source = SingleRow(row.clone());
-                let q = quantize_row(dot, &source, 0, Rotation::None, &mut wide, &mut found);
+                let q = quantize_row(dot, &source, 0, rotation, &mut wide, &mut found);
                 if scale.is_nan() {
                     assert!(q.scale.is_nan(), "{isa}: {row:?}");
                     continue;
