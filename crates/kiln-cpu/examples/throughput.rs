@@ -77,7 +77,7 @@ fn main() -> Result<()> {
             let qkv = [0; 3].map(|_| tensor(&b, [tokens, heads * dim], dtype));
             let [q, k, v] = qkv;
             let (q, k, v) = (q?, k?, v?);
-            let spec = AttentionSpec { heads, kv_heads: heads, mask: AttentionMask::None };
+            let spec = AttentionSpec::new(heads, heads, AttentionMask::None);
             let flops = 4.0 * (tokens * tokens * heads * dim) as f64;
             report(&name, flops, &|| b.attention(&[&q], &[&k], &[&v], &spec).map(drop))?;
         }

@@ -164,14 +164,14 @@ impl Bench {
             let q = self.activation([rows, heads * dim])?;
             let (k, v) = (self.activation([rows, kv_heads * dim])?, self.activation([rows, kv_heads * dim])?);
             let flops = Work::Flops(4.0 * (rows * rows * heads * dim) as f64);
-            let spec = AttentionSpec { heads, kv_heads, mask };
+            let spec = AttentionSpec::new(heads, kv_heads, mask);
             self.line(&format!("attention {rows}, {heads} heads of {dim}"), flops, || {
                 b.attention(&[&q], &[&k], &[&v], &spec).map(|_| ())
             })?;
         }
         // One token of dev's language model.
         let (q, kv) = (self.activation([1, 32 * 128])?, self.activation([700, 8 * 128])?);
-        let spec = AttentionSpec { heads: 32, kv_heads: 8, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(32, 8, AttentionMask::None);
         self.line("attention 1 to 700, 32 heads of 128", Work::Bytes((2 * 2 * 700 * 8 * 128) as f64), || {
             b.attention(&[&q], &[&kv], &[&kv], &spec).map(|_| ())
         })

@@ -237,6 +237,13 @@ __device__ __forceinline__ void wgmma_n144_registers(float (&d)[72], const unsig
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+// d += a * b: a 64x32 in registers, b 32x128 K-major in shared memory, both of bytes.
+__device__ __forceinline__ void wgmma_e4m3_registers(float (&d)[64], const unsigned (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1;"
+                 : ACCUMULATORS_64(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 // d += a * b: a 64x16 in registers, b 16x128 MN-major in shared memory.
 __device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], const unsigned (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
@@ -250,6 +257,8 @@ __device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], co
                  : ACCUMULATORS_64(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
+
+__device__ __forceinline__ int max_of_three(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 #endif
 
 // Transposes 4x4 values among four adjacent lanes: lane t gets element t of each.

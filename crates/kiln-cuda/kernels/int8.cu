@@ -1,6 +1,7 @@
 // int8 products: activations are rotated as the weight is and quantized with one scale per row, summed exactly and rescaled.
 
 #include "row_scale.cuh"
+#include "int8.cuh"
 #include "rotation.cuh"
 
 // Columns that a thread keeps until the scale of their row is known, in eights.

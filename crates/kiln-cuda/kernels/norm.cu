@@ -2,6 +2,7 @@
 
 #include "row_scale.cuh"
 #include "e4m3.cuh"
+#include "int8.cuh"
 #include "rotation.cuh"
 
 // One block per row.

@@ -1,4 +1,4 @@
-// Rotation of rows by ConvRot's Hadamard matrix, in groups of 16, 64 or 256 columns (1: none), and rounding to int8. Additions
+// Rotation of rows by ConvRot's Hadamard matrix, in groups of 16, 64 or 256 columns (1: none). Additions
 // are in the order of kiln-tensor's Rotation, so that results have the same bits.
 //
 // A warp has 256 columns, a lane eight of them in registers. A step multiplies by the matrix of four at one base-4 digit of the
@@ -61,18 +61,6 @@ __device__ __forceinline__ void rotate(float (&v)[8], int group) {
 // One over the root of a group's size.
 __device__ __forceinline__ float rotation_factor(int group) {
     return group == 256 ? 0.0625f : group == 64 ? 0.125f : group == 16 ? 0.25f : 1.0f;
-}
-
-// Quantizes four values, the first in the lowest byte.
-__device__ __forceinline__ unsigned round_int8(const float *v, float inverse) {
-    unsigned bytes = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float x = rintf(v[j] * inverse);
-        // Infinity times 0 is NaN and becomes 0.
-        bytes |= (unsigned)(unsigned char)(signed char)(x >= -127.0f && x <= 127.0f ? x : 0.0f) << 8 * j;
-    }
-    return bytes;
 }
 
 // Stores a lane's values of a row of `padded` bytes; the warp has the columns from `column` on.

@@ -2,15 +2,17 @@
 
 const unsigned INFINITE_BITS = 0x7f800000u;
 
-// Updates `largest` with absolute values; NaN counts as infinite.
-__device__ __forceinline__ void update_abs_max(float &largest, const float (&v)[8]) {
+// The absolute value; NaN counts as infinite.
+__device__ __forceinline__ float abs_or_infinite(float x) {
     const float INFINITE = __uint_as_float(INFINITE_BITS);
+    // A comparison with NaN is false.
+    return fabsf(x) < INFINITE ? fabsf(x) : INFINITE;
+}
+
+// Updates `largest` with absolute values.
+__device__ __forceinline__ void update_abs_max(float &largest, const float (&v)[8]) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float a = fabsf(v[j]);
-        // A comparison with NaN is false.
-        largest = fmaxf(largest, a < INFINITE ? a : INFINITE);
-    }
+    for (int j = 0; j < 8; j++) largest = fmaxf(largest, abs_or_infinite(v[j]));
 }
 
 // A row's scale for dequantization and its inverse for quantization.

@@ -12,13 +12,13 @@ use kiln_base::lock;
 pub(crate) struct BlockFlags(Mutex<Option<DeviceBuffer>>);
 
 impl BlockFlags {
-    /// Returns the address of the flags, two per multiprocessor.
+    /// Returns the address of the flags, three per multiprocessor.
     pub fn ptr(&self, queue: &Queue) -> Result<DevicePtr> {
         let mut flags = lock(&self.0);
         if let Some(buffer) = &*flags {
             return Ok(buffer.ptr(queue));
         }
-        let zeros = vec![0; 2 * size_of::<u32>() * queue.gpu().multiprocessors.max(1) as usize];
+        let zeros = vec![0; 3 * size_of::<u32>() * queue.gpu().multiprocessors.max(1) as usize];
         let none = || Error::Call { call: "cuMemAlloc", what: "no memory for flags".into() };
         // The memory outlives a recording, so it must not come from one.
         queue.device("cuMemAlloc")?;

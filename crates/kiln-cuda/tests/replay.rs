@@ -55,7 +55,7 @@ impl Block {
         let groups = RowGroups::single(x.shape_rows());
         let h = b.ada_layer_norm(x, modulation, modulation, &groups, 1e-6)?;
         let [q, k, v] = b.linear_split(&h, &self.qkv, [WIDTH; 3])?;
-        let spec = AttentionSpec { heads: WIDTH / 128, kv_heads: WIDTH / 128, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(WIDTH / 128, WIDTH / 128, AttentionMask::None);
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.out, Some((modulation, &groups)), x)?;
         let h = b.linear(&b.concat_rows(&[&x])?, &self.up)?;

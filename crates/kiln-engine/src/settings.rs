@@ -78,7 +78,7 @@ pub enum Precision {
     Bf16,
     /// int8 matmuls inside the transformer's blocks, bf16 elsewhere
     Int8,
-    /// fp8 matmuls inside the transformer's blocks, bf16 elsewhere; needs an Ada GPU or newer
+    /// fp8 matmuls inside the transformer's blocks, and 8-bit attention on Hopper; bf16 elsewhere; needs an Ada GPU or newer
     Fp8,
 }
 

@@ -77,6 +77,15 @@ pub struct AttentionSpec {
     pub kv_heads: usize,
     /// Which keys a query attends to.
     pub mask: AttentionMask,
+    /// Whether queries, keys, values and weights may be rounded to 8 bits. A backend that gains nothing from it does not.
+    pub eight_bits: bool,
+}
+
+impl AttentionSpec {
+    /// The attention in full precision.
+    pub fn new(heads: usize, kv_heads: usize, mask: AttentionMask) -> AttentionSpec {
+        AttentionSpec { heads, kv_heads, mask, eight_bits: false }
+    }
 }
 
 /// An element-wise activation function.

@@ -187,7 +187,7 @@ impl AttentionSize {
 /// [`Backend::attention`].
 pub fn attention<T: Tensor>(q: &[&T], k: &[&T], v: &[&T], spec: &AttentionSpec) -> Result<AttentionSize> {
     let op = Op("attention");
-    let AttentionSpec { heads, kv_heads, mask } = spec;
+    let AttentionSpec { heads, kv_heads, mask, eight_bits: _ } = spec;
     let (&heads, &kv_heads) = (heads, kv_heads);
     if kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
         return op.fail(format!("{heads} query heads are not a multiple of {kv_heads} key heads"));

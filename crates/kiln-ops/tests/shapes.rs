@@ -84,7 +84,7 @@ fn wrong_totals_are_named() {
 #[test]
 fn attention_names_the_wrong_argument() {
     let (x, long) = (zeros([5, 8]), zeros([6, 8]));
-    let spec = |heads, kv_heads, mask| AttentionSpec { heads, kv_heads, mask };
+    let spec = |heads, kv_heads, mask| AttentionSpec::new(heads, kv_heads, mask);
     fails_with(
         shapes::attention(&[&x], &[&x], &[&long], &spec(2, 2, AttentionMask::None)),
         "attention: k has 5 rows and v 6, expected the same number, at least 1",

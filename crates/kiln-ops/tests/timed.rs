@@ -20,7 +20,7 @@ fn run<B: Backend>(b: &B) -> Result<Vec<HostTensor>> {
     let table = || upload(&host([6, 2]));
     let rope = RopeTable { cos: table()?, sin: table()?, pairs: RopeLayout::Interleaved };
     let q = b.norm_rope(&q, Some(&upload(&host([4]))?), &rope, 1e-6)?;
-    let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::Causal { valid: 4 } };
+    let spec = AttentionSpec::new(2, 2, AttentionMask::Causal { valid: 4 });
     let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
     let x = b.linear_gated_add(&[&attended, &x], &weight(8, 16)?, None, &x)?;
     let image = b.reshape(&x, [4, 6, 2].into())?;

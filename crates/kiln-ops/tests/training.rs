@@ -163,7 +163,7 @@ fn gradients_of_attention_agree_with_differences() {
     for mask in
         [AttentionMask::None, AttentionMask::Causal { valid: 4 }, AttentionMask::Isolated { rows: 1..3 }]
     {
-        let spec = AttentionSpec { heads: 4, kv_heads: 2, mask };
+        let spec = AttentionSpec::new(4, 2, mask);
         let [out, lse] = B.attention_lse(&[&x[0]], &[&x[1]], &[&x[2]], &spec).unwrap();
         assert_eq!(out, B.attention(&[&x[0]], &[&x[1]], &[&x[2]], &spec).unwrap());
         for i in 0..3 {

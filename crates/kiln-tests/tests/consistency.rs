@@ -134,7 +134,7 @@ fn a_query_does_not_depend_on_the_other_queries() {
     for b in backends(3) {
         let q = tensor(&b, 1, [queries, heads * dim], DType::F32);
         let [k, v] = [2, 3].map(|seed| tensor(&b, seed, [keys, heads * dim], DType::F32));
-        let spec = AttentionSpec { heads, kv_heads: heads, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(heads, heads, AttentionMask::None);
         let all = b.attention(&[&q], &[&k], &[&v], &spec).unwrap();
         for range in [0..1, 120..150, 299..300] {
             let some = b.slice_rows(&q, range.clone()).unwrap();
@@ -158,7 +158,7 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let deltas = lora_layer(400, 400).deltas().to_vec();
     let int8 = b.load_weight(int8_layer(400, 400).with_deltas(deltas).unwrap(), Residency::Device).unwrap();
     let int8 = b.linear(&x, &int8).unwrap();
-    let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: AttentionMask::Causal { valid: 1111 } };
+    let spec = AttentionSpec::new(5, 5, AttentionMask::Causal { valid: 1111 });
     let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();
     let image = b.reshape(&x, [100, 125, 48].into()).unwrap();
     let [wide, narrow] =

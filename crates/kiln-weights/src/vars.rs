@@ -26,6 +26,11 @@ impl<'a> Vars<'a> {
         Vars { source, precision: LinearPrecision::Float, loras: None, prefix: String::new() }
     }
 
+    /// The precision of the linear layers.
+    pub fn precision(&self) -> LinearPrecision {
+        self.precision
+    }
+
     /// The same cursor with linear layers in this precision.
     pub fn with_precision(self, precision: LinearPrecision) -> Vars<'a> {
         Vars { precision, ..self }

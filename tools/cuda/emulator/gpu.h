@@ -175,6 +175,11 @@ inline void __syncwarp() {
     emulator::warp_collective(nullptr, 0, nullptr, 0, [](emulator::Warp &) {});
 }
 
+using std::max;
+inline int __float_as_int(float x) { return (int)bits_of(x); }
+inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
+inline int max_of_three(int a, int b, int c) { return std::max(a, std::max(b, c)); }
+
 inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 4; i++) sum += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
     return sum;
@@ -489,6 +494,20 @@ inline void wgmma_n144_registers(float (&d)[72], const unsigned (&a)[4], u64 b, 
     uint32_t rows[16][8];
     gather_rows(rows, a);
     warp_product<144>(d, [&](int i, int k) { return row_element(rows, i, k); }, b, false, add);
+}
+// The same for 32 bytes of each row.
+template <class T, class F> inline void row_product_bytes(T (&d)[64], const unsigned (&a)[4], u64 b, F value) {
+    uint32_t rows[16][8];
+    gather_rows(rows, a);
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 64; i++) {
+        int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 32; k++)
+            d[i] += value((unsigned char)(rows[row][k / 4] >> k % 4 * 8)) * value(emulator::element_byte(b, column, k));
+    }
+}
+inline void wgmma_e4m3_registers(float (&d)[64], const unsigned (&a)[4], u64 b) {
+    row_product_bytes(d, a, b, [](unsigned char x) { return e4m3_to_float(x); });
 }
 inline void wgmma_n8(float (&d)[4], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;

@@ -54,6 +54,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
         list.add(&format!("attention/scores_{name}"), LargeScores(scores));
     }
     list.add("attention/heavy_tailed_values", HeavyTailedValues);
+    list.add("attention/eight_bits", EightBits);
     list.add_once("invalid_arguments/attention", Invalid);
 }
 
@@ -97,7 +98,7 @@ impl Scenario for Attention {
             let v = t.activation(NORMAL, [keys, kv_heads * dim])?;
             for mask in (self.mask)(keys) {
                 let label = format!("{queries} queries, {keys} keys, {mask:?}");
-                let y = t.b.attention(&[&q], &[&k], &[&v], &AttentionSpec { heads, kv_heads, mask })?;
+                let y = t.b.attention(&[&q], &[&k], &[&v], &AttentionSpec::new(heads, kv_heads, mask))?;
                 t.record(label, &y, tolerance(t, keys, dim, 1.0))?;
             }
         }
@@ -133,7 +134,7 @@ impl Scenario for RowBlocks {
             ];
             for mask in masks {
                 let label = format!("q {queries:?}, k {keys:?}, v {values:?}, {mask:?}");
-                let spec = AttentionSpec { heads, kv_heads, mask };
+                let spec = AttentionSpec::new(heads, kv_heads, mask);
                 let y = t.b.attention(&refs(&q), &refs(&k), &refs(&v), &spec)?;
                 t.record(label, &y, tolerance(t, 70, dim, 1.0))?;
             }
@@ -162,7 +163,7 @@ struct LargeScores(Scores);
 impl Scenario for LargeScores {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for (dim, keys) in [(64, 17), (128, 130), (32, 65)] {
-            let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::None };
+            let spec = AttentionSpec::new(2, 2, AttentionMask::None);
             let spread = if matches!(self.0, Scores::Steep) { 8.0 } else { 1.0 };
             let mut q = t.draw(NORMAL.scaled(spread), [33, 2 * dim]);
             let mut k = t.draw(NORMAL.scaled(spread), [keys, 2 * dim]);
@@ -195,12 +196,48 @@ struct HeavyTailedValues;
 impl Scenario for HeavyTailedValues {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let small: Distribution = NORMAL.scaled(0.1);
-        let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(2, 2, AttentionMask::None);
         let q = t.activation(small, [19, 128])?;
         let k = t.activation(small, [67, 128])?;
         let v = t.activation(crate::random::HEAVY_TAILED.shifted(0.5), [67, 128])?;
         let y = t.b.attention(&[&q], &[&k], &[&v], &spec)?;
         t.record("19 queries, 67 keys", &y, tolerance(t, 67, 64, 1.0))
+    }
+}
+
+/// Attention that may round to 8 bits: keys with a common component, values with one strong channel, row blocks, masks, tiles
+/// that end within a block, and more tiles of queries than a GPU has multiprocessors.
+struct EightBits;
+
+impl Scenario for EightBits {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let (dim, masked) = (128, |rows| AttentionMask::Isolated { rows });
+        let all = [
+            ([2, 2], [&[200][..], &[200]], AttentionMask::None),
+            ([2, 1], [&[70, 90], &[130, 140]], AttentionMask::None),
+            ([3, 3], [&[1, 5], &[1, 1]], AttentionMask::None),
+            ([2, 1], [&[300], &[300]], masked(100..250)),
+            ([2, 2], [&[200, 100], &[150, 150]], masked(0..130)),
+            ([1, 1], [&[260], &[260]], AttentionMask::Causal { valid: 140 }),
+            ([3, 1], [&[200], &[300]], AttentionMask::None),
+        ];
+        for ([heads, kv_heads], [queries, keys], mask) in all {
+            let mut blocks =
+                |lengths: &[usize], heads: usize, first: Option<f32>| -> Result<Vec<B::Tensor>> {
+                    let block = |&n: &usize| {
+                        let x = t.draw(NORMAL, [n, heads * dim]);
+                        t.upload_activation(&first.map_or(Ok(x.clone()), |first| with_first(&x, dim, first))?)
+                    };
+                    lengths.iter().map(block).collect()
+                };
+            let q = blocks(queries, heads, None)?;
+            let (k, v) = (blocks(keys, kv_heads, Some(20.0))?, blocks(keys, kv_heads, Some(-6.0))?);
+            let label = format!("{heads} of {kv_heads} heads, queries {queries:?}, keys {keys:?}, {mask:?}");
+            let spec = AttentionSpec { eight_bits: true, ..AttentionSpec::new(heads, kv_heads, mask) };
+            let y = t.b.attention(&refs(&q), &refs(&k), &refs(&v), &spec)?;
+            t.record(label, &y, Tolerance { relative: 0.1, slack: 0.1, l2: 0.045 })?;
+        }
+        Ok(())
     }
 }
 
@@ -210,7 +247,7 @@ struct Invalid;
 impl Scenario for Invalid {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
-        let spec = |heads, kv_heads, mask| AttentionSpec { heads, kv_heads, mask };
+        let spec = |heads, kv_heads, mask| AttentionSpec::new(heads, kv_heads, mask);
         let (x, longer, wider) =
             (t.zeros([5, 8], DType::F32)?, t.zeros([6, 8], DType::F32)?, t.zeros([5, 12], DType::F32)?);
         let (none, half, flat) =

@@ -372,7 +372,7 @@ impl Scenario for Attention {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
         for &[rows, heads, kv_heads, dim] in &self.sizes {
-            let spec = AttentionSpec { heads, kv_heads, mask: self.mask.clone() };
+            let spec = AttentionSpec::new(heads, kv_heads, self.mask.clone());
             let q =
                 [t.activation(NORMAL, [41, heads * dim])?, t.activation(NORMAL, [rows - 41, heads * dim])?];
             let (k, v) = (
@@ -519,7 +519,7 @@ impl Scenario for Invalid {
         t.reject("swiglu: a wide dy", b.swiglu_backward(&x, &x));
         t.reject("loss: other shapes", b.squared_error(&x, &w, 1.0));
         t.reject("sum of squares: bf16", b.sum_squares(&[&half]));
-        let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(2, 2, AttentionMask::None);
         let lse = zeros(&[3, 2])?;
         t.reject(
             "attention: a narrow dout",

@@ -22,6 +22,7 @@ arguments! {
     f32 = "float";
     AttentionArgs = "AttentionArgs";
     HopperAttentionArgs = "HopperAttentionArgs";
+    RoundAttentionArgs = "RoundAttentionArgs";
     ConvArgs = "ConvArgs";
     HopperConvArgs = "HopperConvArgs";
     HopperGemmArgs = "HopperGemmArgs";
@@ -38,6 +39,7 @@ arguments! {
 
 const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 56);
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
+const _: () = assert!(size_of::<RoundAttentionArgs>() == 3 * 104 + 80);
 const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
 const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
@@ -128,6 +130,30 @@ pub(crate) struct HopperAttentionArgs {
     pub partials: DevicePtr,
     pub ready: DevicePtr,
     pub lse: DevicePtr,
+    pub q_scales: DevicePtr,
+    pub k_scales: DevicePtr,
+    pub v_scales: DevicePtr,
+}
+
+/// Arguments of the kernels that round the operands of attention; the fields are explained in `attention_8bit.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundAttentionArgs {
+    pub q: Segments,
+    pub k: Segments,
+    pub v: Segments,
+    pub queries: i32,
+    pub keys: i32,
+    pub heads: i32,
+    pub kv_heads: i32,
+    pub sums: DevicePtr,
+    pub maxima: DevicePtr,
+    pub q_out: DevicePtr,
+    pub k_out: DevicePtr,
+    pub v_out: DevicePtr,
+    pub q_scales: DevicePtr,
+    pub k_scales: DevicePtr,
+    pub v_scales: DevicePtr,
 }
 
 /// Arguments of the attention's gradients; the fields are explained in `attention_backward.cu`.

@@ -10,7 +10,7 @@ pub(crate) mod tests;
 pub(crate) use arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
     HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS,
-    MmaAttentionBackwardArgs, MmaGemmArgs, PackedMatrixArgs, ProdigyArgs, Segments,
+    MmaAttentionBackwardArgs, MmaGemmArgs, PackedMatrixArgs, ProdigyArgs, RoundAttentionArgs, Segments,
 };
 #[cfg(test)]
 pub(crate) use kernel::KernelArgument;

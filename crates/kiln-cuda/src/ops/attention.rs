@@ -6,7 +6,9 @@ use kiln_ops::{AttentionMask, AttentionSpec, Error, Result, Tensor as _, shapes}
 use kiln_tensor::DType;
 
 use super::movement::concat_rows;
-use super::{attention_f32, attention_few, attention_hopper, attention_split, attention_wide};
+use super::{
+    attention_8bit, attention_f32, attention_few, attention_hopper, attention_split, attention_wide,
+};
 use crate::context::{Context, int};
 use crate::kernels::{AttentionArgs, Kernel, MAX_SEGMENTS, Segments, kernels};
 use crate::sys::driver::DevicePtr;
@@ -104,16 +106,25 @@ pub(crate) fn attention_into(
     let mut concatenated = Vec::new();
     let mut args = build_args(cx, [q, k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
     args.lse = lse.map_or(0, |lse| lse.ptr(cx));
-    run(cx, &size, dtype, args)?;
+    run(cx, &size, dtype, args, spec.eight_bits)?;
     Ok(out)
 }
 
-fn run(cx: &Context, size: &AttentionSize, dtype: DType, args: AttentionArgs) -> Result<()> {
+fn run(
+    cx: &Context,
+    size: &AttentionSize,
+    dtype: DType,
+    args: AttentionArgs,
+    eight_bits: bool,
+) -> Result<()> {
     if !args.aligned() {
         return run_plain(cx, size, dtype, args);
     }
     if attention_few::supports(cx, &args) {
         return attention_few::run(cx, &args, dtype);
+    }
+    if dtype == DType::BF16 && eight_bits && attention_8bit::supports(cx, &args) {
+        return attention_8bit::run(cx, &args);
     }
     if dtype == DType::BF16 && attention_hopper::supports(cx, &args) {
         return attention_hopper::run(cx, &args);

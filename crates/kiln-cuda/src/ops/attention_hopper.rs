@@ -4,7 +4,8 @@ use kiln_ops::Result;
 
 use crate::context::{Context, int};
 use crate::kernels::{AttentionArgs, HopperAttentionArgs, MAX_SEGMENTS, Segments, kernels};
-use crate::sys::driver::TensorMap;
+use crate::queue::DeviceBuffer;
+use crate::sys::driver::{DevicePtr, TensorMap};
 use crate::tensor_map::MapElement;
 
 kernels! {
@@ -17,12 +18,14 @@ kernels! {
 /// Tile sizes, head dimension and threads, as in `attention_hopper.cu`.
 const QUERIES: usize = 128;
 const KEYS: usize = 144;
-const DIM: i32 = 128;
+pub(super) const DIM: i32 = 128;
 const THREADS: usize = 384;
 /// Bytes of shared memory: queries, two stages of keys and values, barriers, and alignment to 1024.
 const SHARED: usize = (QUERIES + 4 * KEYS) * DIM as usize * 2 + 128 + 1024;
-/// Bytes of partial results that a block hands to the next.
-const PARTIAL_BYTES: usize = 2 * 68 * 128 * 4;
+/// Warpgroups of a block that multiply.
+const CONSUMERS: usize = 2;
+/// Bytes of partial results that a warpgroup hands to the next block's.
+const PARTIAL_BYTES: usize = 68 * 128 * 4;
 
 /// Whether the kernel takes these arguments on this GPU. Keys and values need the same segments.
 pub(super) fn supports(cx: &Context, args: &AttentionArgs) -> bool {
@@ -38,10 +41,11 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         let mut maps = [TensorMap::NONE; MAX_SEGMENTS];
         let width = (heads * DIM) as usize;
         for (i, (map, rows)) in maps.iter_mut().zip(s.rows()).enumerate() {
+            let sizes = [width, rows];
             *map = cx.check(cx.driver().encode_tensor_map(
                 MapElement::Bf16,
                 s.start[i],
-                [width, rows],
+                sizes,
                 [width],
                 [tile],
             ))?;
@@ -49,44 +53,81 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         Ok(maps)
     };
     let tiles = |s: &Segments, tile: usize| s.rows().map(|rows| rows.div_ceil(tile)).sum::<usize>();
-    let (query_tiles, key_tiles) = (tiles(&args.q, QUERIES), tiles(&args.k, KEYS));
-    let items = query_tiles * args.heads as usize;
-    let blocks = items.min(cx.gpu().multiprocessors.max(1) as usize);
-    let split = split_items(items, blocks, args.mask != 0);
-    let partials = if split > 0 {
-        Some((cx.allocate(blocks * PARTIAL_BYTES)?, cx.check(cx.shared().flags.ptr(cx))?))
-    } else {
-        None
-    };
-    let number = |n: usize| int("attention", n);
-    let args = HopperAttentionArgs {
+    let shares = Shares::new(cx, args, [tiles(&args.q, QUERIES), tiles(&args.k, KEYS)], CONSUMERS)?;
+    let parameters = HopperAttentionArgs {
         q: maps(&args.q, args.heads, QUERIES)?,
         k: maps(&args.k, args.kv_heads, KEYS)?,
         v: maps(&args.v, args.kv_heads, KEYS)?,
-        query_end: args.q.end,
-        key_end: args.k.end,
-        query_segments: args.q.count,
-        key_segments: args.k.count,
-        out: args.out,
-        queries: args.queries,
-        keys: args.keys,
-        heads: args.heads,
-        kv_heads: args.kv_heads,
-        mask: args.mask,
-        a: args.a,
-        b: args.b,
-        scale: args.scale,
-        query_tiles: number(query_tiles)?,
-        key_tiles: number(key_tiles)?,
-        split_items: number(split)?,
-        tiles_per_block: number(split * key_tiles / blocks)?,
-        longer_blocks: number(split * key_tiles % blocks)?,
-        unused: 0,
-        partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(cx)),
-        ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
-        lse: args.lse,
+        ..shares.arguments(cx, args)?
     };
-    cx.launch(ATTENTION_HOPPER_128, [blocks, 1], THREADS, SHARED, &AttentionHopper { args })
+    cx.launch(
+        ATTENTION_HOPPER_128,
+        [shares.blocks, 1],
+        THREADS,
+        SHARED,
+        &AttentionHopper { args: parameters },
+    )
+}
+
+/// How the work is shared among the blocks, and the memory in which they hand over partial results.
+pub(super) struct Shares {
+    pub blocks: usize,
+    /// Tiles of one head's queries, and of its keys.
+    tiles: [usize; 2],
+    split_items: usize,
+    /// Partial results and flags.
+    partials: Option<(DeviceBuffer, DevicePtr)>,
+}
+
+impl Shares {
+    pub fn new(cx: &Context, args: &AttentionArgs, tiles: [usize; 2], consumers: usize) -> Result<Shares> {
+        let items = tiles[0] * args.heads as usize;
+        let blocks = items.min(cx.gpu().multiprocessors.max(1) as usize);
+        let split_items = split_items(items, blocks, args.mask != 0);
+        let partials = if split_items > 0 {
+            let bytes = blocks * consumers * PARTIAL_BYTES;
+            Some((cx.allocate(bytes)?, cx.check(cx.shared().flags.ptr(cx))?))
+        } else {
+            None
+        };
+        Ok(Shares { blocks, tiles, split_items, partials })
+    }
+
+    /// The kernel's arguments without tensor maps and scales.
+    pub fn arguments(&self, cx: &Context, args: &AttentionArgs) -> Result<HopperAttentionArgs> {
+        let number = |n: usize| int("attention", n);
+        let key_tiles = self.split_items * self.tiles[1];
+        Ok(HopperAttentionArgs {
+            q: [TensorMap::NONE; MAX_SEGMENTS],
+            k: [TensorMap::NONE; MAX_SEGMENTS],
+            v: [TensorMap::NONE; MAX_SEGMENTS],
+            query_end: args.q.end,
+            key_end: args.k.end,
+            query_segments: args.q.count,
+            key_segments: args.k.count,
+            out: args.out,
+            queries: args.queries,
+            keys: args.keys,
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            mask: args.mask,
+            a: args.a,
+            b: args.b,
+            scale: args.scale,
+            query_tiles: number(self.tiles[0])?,
+            key_tiles: number(self.tiles[1])?,
+            split_items: number(self.split_items)?,
+            tiles_per_block: number(key_tiles / self.blocks)?,
+            longer_blocks: number(key_tiles % self.blocks)?,
+            unused: 0,
+            partials: self.partials.as_ref().map_or(0, |(partials, _)| partials.ptr(cx)),
+            ready: self.partials.as_ref().map_or(0, |&(_, ready)| ready),
+            lse: args.lse,
+            q_scales: 0,
+            k_scales: 0,
+            v_scales: 0,
+        })
+    }
 }
 
 /// Number of work items (a tile of one head's queries) that are split among blocks along the keys: the remainder that

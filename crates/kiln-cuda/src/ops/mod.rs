@@ -6,6 +6,7 @@
 //! falls from 1980 to 1700 MHz within a second), so what saves energy saves time.
 
 mod attention;
+mod attention_8bit;
 mod attention_f32;
 mod attention_few;
 mod attention_hopper;

@@ -76,7 +76,7 @@ impl<B: Backend> Layer<B> {
         [k, v]: [&[&B::Tensor]; 2],
         mask: AttentionMask,
     ) -> Result<B::Tensor> {
-        let spec = AttentionSpec { heads: self.heads, kv_heads: self.kv_heads, mask };
+        let spec = AttentionSpec::new(self.heads, self.kv_heads, mask);
         let attended = b.attention(&[q], k, v, &spec)?;
         Ok(b.linear_gated_add(&[&attended], &self.o_proj, None, x)?)
     }

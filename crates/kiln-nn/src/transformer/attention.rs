@@ -27,6 +27,9 @@ pub(super) struct BatchAttention<'a, B: Backend> {
     images: Vec<ImageAttention<'a, B>>,
 }
 
+/// Tokens from which on rounding to 8 bits takes less time than it saves.
+const MIN_EIGHT_BIT_TOKENS: usize = 3072;
+
 /// The attention of one image.
 pub(super) struct ImageAttention<'a, B: Backend> {
     spec: AttentionSpec,
@@ -130,24 +133,26 @@ impl<'a, B: Backend> BatchAttention<'a, B> {
 }
 
 impl<'a, B: Backend> ImageAttention<'a, B> {
-    pub(super) fn uncached(heads: usize) -> Self {
-        ImageAttention::new(heads, AttentionMask::None, ReferenceKv::None)
+    pub(super) fn uncached(spec: AttentionSpec) -> Self {
+        ImageAttention::new(spec, ReferenceKv::None)
     }
 
-    pub(super) fn extract(heads: usize, mask: AttentionMask, rows: usize) -> Self {
-        ImageAttention::new(heads, mask, ReferenceKv::Extract { rows, blocks: Vec::new() })
+    pub(super) fn extract(spec: AttentionSpec, mask: AttentionMask, rows: usize) -> Self {
+        let references = ReferenceKv::Extract { rows, blocks: Vec::new() };
+        ImageAttention::new(AttentionSpec { mask, ..spec }, references)
     }
 
-    pub(super) fn cached(heads: usize, cache: &'a KvCache<B>) -> Self {
-        ImageAttention::new(heads, AttentionMask::None, ReferenceKv::Cached(cache.blocks.iter()))
+    pub(super) fn cached(spec: AttentionSpec, cache: &'a KvCache<B>) -> Self {
+        ImageAttention::new(spec, ReferenceKv::Cached(cache.blocks.iter()))
     }
 
-    fn new(heads: usize, mask: AttentionMask, references: ReferenceKv<'a, B>) -> Self {
-        ImageAttention { spec: AttentionSpec { heads, kv_heads: heads, mask }, references, text: 0, image: 0 }
+    fn new(spec: AttentionSpec, references: ReferenceKv<'a, B>) -> Self {
+        ImageAttention { spec, references, text: 0, image: 0 }
     }
 
     /// Sets the number of rows of text and of the image stream.
-    pub(super) fn with_rows(self, text: usize, image: usize) -> Self {
+    pub(super) fn with_rows(mut self, text: usize, image: usize) -> Self {
+        self.spec.eight_bits &= text + image >= MIN_EIGHT_BIT_TOKENS;
         ImageAttention { text, image, ..self }
     }
 

@@ -4,7 +4,7 @@
 //! stream is the image with its joint references behind it, or with extracted references before it. In single blocks the
 //! rows are joined: each image's text, then its image stream. Images may differ in their number of tokens.
 
-use kiln_ops::{AttentionMask, Backend, Error, RopeLayout, RopeTable, Tensor as _};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, Error, RopeLayout, RopeTable, Tensor as _};
 
 use super::attention::{BatchAttention, ImageAttention, KvCache, concat};
 use super::embed::TimestepProjection;
@@ -122,7 +122,7 @@ impl<'a, B: Backend> StackedBatch<'a, B> {
     pub(super) fn new(
         b: &B,
         items: &[BatchItem<'a, B>],
-        heads: usize,
+        spec: &AttentionSpec,
         timestep: TimestepProjection<B>,
     ) -> Result<Self> {
         let (mut texts, mut images, mut attention, mut image_rows) =
@@ -132,16 +132,22 @@ impl<'a, B: Backend> StackedBatch<'a, B> {
         for item in items {
             let (text, image) = (item.text.shape().rows(), item.image.shape().rows());
             let (stream, image_attention, clean) = match &item.references {
-                References::Joint(None) => (item.image.clone(), ImageAttention::uncached(heads), 0),
+                References::Joint(None) => (item.image.clone(), ImageAttention::uncached(spec.clone()), 0),
                 References::Joint(Some(refs)) => {
-                    (b.concat_rows(&[item.image, refs])?, ImageAttention::uncached(heads), 0)
+                    (b.concat_rows(&[item.image, refs])?, ImageAttention::uncached(spec.clone()), 0)
                 }
                 References::Extract(refs) => {
                     let count = refs.shape().rows();
                     let mask = AttentionMask::Isolated { rows: text..text + count };
-                    (b.concat_rows(&[refs, item.image])?, ImageAttention::extract(heads, mask, count), count)
+                    (
+                        b.concat_rows(&[refs, item.image])?,
+                        ImageAttention::extract(spec.clone(), mask, count),
+                        count,
+                    )
                 }
-                References::Cached(cache) => (item.image.clone(), ImageAttention::cached(heads, cache), 0),
+                References::Cached(cache) => {
+                    (item.image.clone(), ImageAttention::cached(spec.clone(), cache), 0)
+                }
             };
             let rows = stream.shape().rows();
             text_levels.push(NoiseLevel::Current, text);

@@ -35,9 +35,9 @@ pub mod training;
 
 use std::ops::Range;
 
-use kiln_ops::{Backend, RopeTable, RowGroups, RunMode, Tensor as _};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, RopeTable, RowGroups, RunMode, Tensor as _};
 use kiln_tensor::DType;
-use kiln_weights::Vars;
+use kiln_weights::{LinearPrecision, Vars};
 
 use crate::prefetch::Prefetcher;
 use crate::{Event, Observer, ResidencyPlan, Result};
@@ -79,6 +79,8 @@ pub struct Transformer<B: Backend> {
     graphs: B::GraphCache,
     config: Config,
     dtype: DType,
+    /// Whether attention may round to 8 bits, as the blocks' linear layers do.
+    eight_bit_attention: bool,
     x_embedder: Linear<B>,
     context_embedder: Linear<B>,
     time_guidance_embed: TimestepEmbedder<B>,
@@ -122,6 +124,7 @@ impl<B: Backend> Transformer<B> {
         let mut loaded = |done: usize| progress(done, total);
         Ok(Transformer {
             dtype,
+            eight_bit_attention: vars.precision() == LinearPrecision::Fp8,
             prefetcher: Prefetcher::new(b, double_vars.chain(single_vars), true),
             x_embedder: weight("x_embedder", dim, config.in_channels)?,
             context_embedder: weight("context_embedder", dim, config.joint_attention_dim)?,
@@ -156,6 +159,7 @@ impl<B: Backend> Transformer<B> {
             graphs: B::GraphCache::default(),
             config: self.config.clone(),
             dtype,
+            eight_bit_attention: self.eight_bit_attention,
             x_embedder: self.x_embedder.clone(),
             context_embedder: self.context_embedder.clone(),
             time_guidance_embed: self.time_guidance_embed.clone(),
@@ -224,7 +228,7 @@ impl<B: Backend> Transformer<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<Vec<Prediction<B>>> {
         let timestep = self.time_guidance_embed.project(b, batch.timestep, batch.guidance)?;
-        let stacked = StackedBatch::new(b, batch.items, self.config.num_attention_heads, timestep)?;
+        let stacked = StackedBatch::new(b, batch.items, &self.attention_spec(), timestep)?;
         let mut attention = stacked.attention();
         let velocity = if stacked.is_replayable() && !observer.wants_tensors() {
             self.replay(b, Stage::Whole, &stacked, &stacked.inputs, observer)?
@@ -297,6 +301,15 @@ impl<B: Backend> Transformer<B> {
     fn report_blocks(&self, blocks: Range<usize>, observer: &mut dyn Observer<B>) -> Result<()> {
         let total = self.block_count();
         blocks.into_iter().try_for_each(|i| observer.event(Event::Block { done: i + 1, total }))
+    }
+
+    /// The attention of an image without references.
+    fn attention_spec(&self) -> AttentionSpec {
+        let heads = self.config.num_attention_heads;
+        AttentionSpec {
+            eight_bits: self.eight_bit_attention,
+            ..AttentionSpec::new(heads, heads, AttentionMask::None)
+        }
     }
 
     /// Number of double and single blocks.

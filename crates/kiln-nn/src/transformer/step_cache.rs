@@ -101,7 +101,7 @@ impl<B: Backend> Transformer<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<FirstBlocks<'a, B>> {
         let timestep = self.time_guidance_embed.project(b, batch.timestep, batch.guidance)?;
-        let stacked = StackedBatch::new(b, batch.items, self.config.num_attention_heads, timestep)?;
+        let stacked = StackedBatch::new(b, batch.items, &self.attention_spec(), timestep)?;
         if !stacked.is_replayable() || self.transformer_blocks.is_empty() || caches.len() != batch.items.len()
         {
             return Err(unsuitable().into());
@@ -247,8 +247,7 @@ impl<B: Backend> FirstBlocks<'_, B> {
                 BatchItem { text, image, references, rope }
             };
             let items: Vec<BatchItem<'_, B>> = chosen.iter().map(item).collect();
-            subset =
-                StackedBatch::new(b, &items, transformer.config.num_attention_heads, timestep()?.timestep)?;
+            subset = StackedBatch::new(b, &items, &transformer.attention_spec(), timestep()?.timestep)?;
             let streams = self.stacked.streams();
             let rows = |of: &B::Tensor, stream: usize| -> Result<B::Tensor> {
                 let parts = chosen.iter().map(|&i| Ok(b.slice_rows(of, streams[i][stream].clone())?));

@@ -137,7 +137,7 @@ impl<B: Backend> SelfAttention<B> {
         let flat = [shape.rows(), self.channels];
         let h = b.reshape(&self.group_norm.forward(b, &x, None)?, flat.into())?;
         let [q, k, v] = b.linear_split(&h, &self.qkv, [self.channels; 3])?;
-        let spec = AttentionSpec { heads: 1, kv_heads: 1, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(1, 1, AttentionMask::None);
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.to_out, None, &b.reshape(&x, flat.into())?)?;
         Ok(b.reshape(&x, shape)?)

@@ -129,7 +129,7 @@ impl<B: Backend> Layer<B> {
         let h = b.rms_norm(x, &self.attention_norm, EPS)?;
         let [q, k, v] = b.linear_split(&h, &self.qkv, [dim; 3])?;
         let [q, k] = b.qk_norm_rope([&q, &k], None, rope, EPS)?;
-        let spec = AttentionSpec { heads: self.heads, kv_heads: self.heads, mask: AttentionMask::None };
+        let spec = AttentionSpec::new(self.heads, self.heads, AttentionMask::None);
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.o_proj, None, x)?;
         let h = b.rms_norm(&x, &self.ffn_norm, EPS)?;

@@ -143,7 +143,7 @@ fn rope_layouts_equal_diffusers_and_qwen3() {
 
 #[test]
 fn attention_equals_torch_for_any_row_blocks() {
-    let spec = |heads, kv_heads, mask| AttentionSpec { heads, kv_heads, mask };
+    let spec = |heads, kv_heads, mask| AttentionSpec::new(heads, kv_heads, mask);
     let (q, k, val) = (v(1, [3, 8]), v(2, [5, 8]), v(3, [5, 8]));
     assert_same(B.attention(&[&q], &[&k], &[&val], &spec(2, 2, AttentionMask::None)), torch::ATTENTION);
     let (q0, q1) = (q.rows(0..1).unwrap(), q.rows(1..3).unwrap());
@@ -160,7 +160,7 @@ fn attention_equals_torch_for_any_row_blocks() {
 
 #[test]
 fn large_scores_do_not_overflow() {
-    let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::None };
+    let spec = AttentionSpec::new(2, 2, AttentionMask::None);
     let (q, k) = (scaled(32.0, 1, [3, 8]), scaled(32.0, 2, [5, 8]));
     assert_same(B.attention(&[&q], &[&k], &[&v(3, [5, 8])], &spec), torch::ATTENTION_STEEP);
 }
@@ -168,7 +168,7 @@ fn large_scores_do_not_overflow() {
 #[test]
 fn masks_equal_torch() {
     let (q, k, val) = (v(1, [5, 4]), v(2, [5, 2]), v(3, [5, 2]));
-    let attend = |mask| B.attention(&[&q], &[&k], &[&val], &AttentionSpec { heads: 2, kv_heads: 1, mask });
+    let attend = |mask| B.attention(&[&q], &[&k], &[&val], &AttentionSpec::new(2, 1, mask));
     assert_same(attend(AttentionMask::Causal { valid: 3 }), torch::ATTENTION_CAUSAL);
     assert_same(attend(AttentionMask::Isolated { rows: 1..3 }), torch::ATTENTION_ISOLATED);
 }

@@ -203,7 +203,8 @@ impl<B: TrainingBackend> Transformer<B> {
             })
             .collect();
         let heads = self.config.num_attention_heads;
-        let inputs = StackedBatch::new(b, &stacked, heads, timestep)?.inputs;
+        let spec = AttentionSpec::new(heads, heads, kiln_ops::AttentionMask::None);
+        let inputs = StackedBatch::new(b, &stacked, &spec, timestep)?.inputs;
         let rows = ExampleRows::of(items);
         let silu = self.time_guidance_embed.forward(b, &inputs.timestep)?.silu;
         let groups = |count: fn(&ExampleRows) -> usize| {
@@ -223,7 +224,7 @@ impl<B: TrainingBackend> Transformer<B> {
             norm_out: b.linear_split(&silu, &self.norm_out, [dim, dim])?,
             image_groups: groups(|rows| rows.image),
             rope: inputs.rope,
-            spec: AttentionSpec { heads, kv_heads: heads, mask: kiln_ops::AttentionMask::None },
+            spec,
             rows,
         };
         let image = b.linear(&b.cast(&inputs.image, self.dtype)?, &self.x_embedder)?;
