@@ -1,6 +1,7 @@
 // Products of bf16 matrices on Hopper, rows along the sum.
 
 #include "hopper.cuh"
+#include "gemm.cuh"
 #include "hopper_gemm.cuh"
 
 #if defined(KILN_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -1,5 +1,6 @@
 // Products of bf16 matrices.
 
+#include "gemm.cuh"
 #include "mma_gemm.cuh"
 
 #define KERNEL(NAME, INPUT, WARPS_N)                                                                                  \

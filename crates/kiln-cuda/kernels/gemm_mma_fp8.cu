@@ -1,5 +1,6 @@
 // Products of e4m3 matrices with a scale per row, from compute capability 8.9 on.
 
+#include "gemm.cuh"
 #include "mma_gemm.cuh"
 
 #define KERNEL(NAME, INPUT, WARPS_N)                                                                                  \

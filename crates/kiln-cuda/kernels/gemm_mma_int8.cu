@@ -1,5 +1,6 @@
 // Products of int8 matrices with a scale per row.
 
+#include "gemm.cuh"
 #include "mma_gemm.cuh"
 
 #define KERNEL(NAME, INPUT, WARPS_N)                                                                                  \

@@ -79,13 +79,9 @@ struct GemmTile {
 
     GemmTile() = default;
 
-    // Tiles of a group of rows follow each other, so that clusters at work share rows and columns in L2.
     __device__ __forceinline__ GemmTile(const HopperGemmArgs &args, int tile, int columns) {
-        int first = tile / (args.group * args.tiles_all) * args.group, left = args.tiles_m - first;
-        int size = left < args.group ? left : args.group, within = tile - first * args.tiles_all;
-        m0 = ((first + within % size) * CLUSTER + (int)cluster_rank()) * ROWS;
-        int column = within / size;
-        n0 = column % args.tiles_n * columns, batch = column / args.tiles_n;
+        TilePlace place(tile, args.tiles_m, args.tiles_n, args.tiles_all, args.group);
+        m0 = (place.row * CLUSTER + (int)cluster_rank()) * ROWS, n0 = place.column * columns, batch = place.batch;
     }
 };
 
@@ -187,16 +183,6 @@ __device__ __forceinline__ void merge_partials(const HopperGemmArgs &args, const
     }
 }
 
-// Two neighbouring values; `at` is even.
-__device__ __forceinline__ void load_pair(const void *from, long long at, bool bf16_values, float (&v)[2]) {
-    if (bf16_values) {
-        unpack(*(const unsigned *)((const bf16 *)from + at), v[0], v[1]);
-    } else {
-        float2 pair = *(const float2 *)((const float *)from + at);
-        v[0] = pair.x, v[1] = pair.y;
-    }
-}
-
 // What becomes of a tile's sums. Prepared while they are computed, so that the scales are there when they are needed.
 template <class Input, int N> struct Epilogue {
     typedef typename Input::Sum Sum;
@@ -221,7 +207,7 @@ template <class Input, int N> struct Epilogue {
             x_scales[r] = args.alpha * (Input::SCALED ? args.x_scales[row + 8 * r < args.rows ? row + 8 * r : 0] : 1.0f);
 #pragma unroll
         for (int i = 0; i < EIGHTH; i++)
-            if (Input::SCALED) load_pair(args.w_scales, of_all(inside(lane / 4 * EIGHTH + i)), false, w_scales[i]);
+            if (Input::SCALED) load_values(args.w_scales, of_all(inside(lane / 4 * EIGHTH + i)), false, w_scales[i]);
     }
 
     // The lane's column in group `j` of eight columns. Results outside are not stored, so any column will do there.
@@ -238,12 +224,12 @@ template <class Input, int N> struct Epilogue {
         for (int i = 0; i < 4; i++) v[i] = (float)sums[4 * j + i] * (x_scales[i / 2] * w[i % 2]);
         if (PLAIN) return;
         float bias[2] = {0.0f, 0.0f};
-        if (args.bias) load_pair(args.bias, of_all(inside(j)), false, bias);
+        if (args.bias) load_values(args.bias, of_all(inside(j)), false, bias);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float add[2] = {0.0f, 0.0f};
             long long from = row + 8 * r < args.rows ? row + 8 * r : 0;
-            if (args.add) load_pair(args.add, tile.batch * args.stride_out + from * args.ldadd + inside(j), args.bf16_out, add);
+            if (args.add) load_values(args.add, tile.batch * args.stride_out + from * args.ldadd + inside(j), args.bf16_out, add);
 #pragma unroll
             for (int i = 0; i < 2; i++) v[2 * r + i] += bias[i] + add[i];
         }

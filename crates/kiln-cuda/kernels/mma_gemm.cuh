@@ -65,14 +65,9 @@ template <int WARPS_N> struct MmaTile {
     static const int COLUMNS = 64 * WARPS_N, THREADS = 64 * WARPS_N, LINES = MMA_ROWS + COLUMNS, STAGE = LINES * MMA_LINE;
     int m0, n0, batch;
 
-    // Tiles of a group of rows follow each other, so that blocks at work share rows and columns in L2.
     __device__ __forceinline__ MmaTile(const MmaGemmArgs &args) {
-        int tile = blockIdx.x, all = gridDim.x / args.tiles_m;
-        int first = tile / (args.group * all) * args.group, left = args.tiles_m - first;
-        int size = left < args.group ? left : args.group, within = tile - first * all;
-        m0 = (first + within % size) * MMA_ROWS;
-        int column = within / size;
-        n0 = column % args.tiles_n * COLUMNS, batch = column / args.tiles_n;
+        TilePlace place(blockIdx.x, args.tiles_m, args.tiles_n, gridDim.x / args.tiles_m, args.group);
+        m0 = place.row * MMA_ROWS, n0 = place.column * COLUMNS, batch = place.batch;
     }
 };
 
@@ -129,16 +124,6 @@ struct MmaFragments {
             for (int j = 0; j < 8; j++) multiply(Input(), sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
 };
-
-// Two neighbouring values; `at` is even.
-__device__ __forceinline__ void load_values(const void *from, long long at, bool bf16_values, float (&v)[2]) {
-    if (bf16_values) {
-        unpack(*(const unsigned *)((const bf16 *)from + at), v[0], v[1]);
-    } else {
-        float2 pair = *(const float2 *)((const float *)from + at);
-        v[0] = pair.x, v[1] = pair.y;
-    }
-}
 
 // Stores two neighbouring results of a row.
 template <class Input>

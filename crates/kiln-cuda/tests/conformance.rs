@@ -15,6 +15,10 @@ fn main() -> ExitCode {
     };
     let (default, without) = match (backend(false), backend(true)) {
         (Ok(default), Ok(without)) => (default, without),
+        (Err(e), _) | (_, Err(e)) if std::env::var_os("KILN_CUDA_KERNELS").is_some() => {
+            println!("the kernels that KILN_CUDA_KERNELS names can't be tested: {e}");
+            return ExitCode::FAILURE;
+        }
         (Err(e), _) | (_, Err(e)) => {
             println!("skipped: no GPU to test on: {e}");
             return libtest_mimic::run(&args, Vec::new()).exit_code();
@@ -31,5 +35,9 @@ fn main() -> ExitCode {
             .filter(|t| products.iter().any(|kind| t.name().starts_with(kind))),
     );
     all.extend(bit_identical("cuda", &default, &default, &[]));
+    if !default.gpu().has_fp8() {
+        println!("skipped: the cases of fp8, which {} does not have", default.gpu().name);
+        all.retain(|t| !t.name().contains("fp8"));
+    }
     libtest_mimic::run(&args, all).exit_code()
 }

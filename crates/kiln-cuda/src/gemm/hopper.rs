@@ -3,10 +3,10 @@
 use kiln_tensor::DType;
 
 use super::shape::{GemmShape, Operands};
-use super::tilings::Tilings;
+use super::tilings::{Tilings, kernel_for};
 use crate::error::{Error, Result};
 use crate::flags::BlockFlags;
-use crate::kernels::{HopperGemmArgs, Kernel, kernels};
+use crate::kernels::{HopperGemmArgs, kernels};
 use crate::queue::{DeviceBuffer, Queue};
 use crate::sources::KernelSource;
 use crate::sys::driver::TensorMap;
@@ -60,11 +60,6 @@ impl Tiling {
         Tiling { columns: 256, group: 64, split: false },
         Tiling { columns: 256, group: 64, split: true },
     ];
-
-    /// The kernel for this number of columns.
-    fn pick<P>(self, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
-        if self.columns == 256 { wide } else { narrow }
-    }
 
     /// Bytes of shared memory: stages of both operands, results, barriers, and alignment to 1024.
     fn shared_bytes(self) -> usize {
@@ -199,21 +194,33 @@ impl HopperGemm {
         };
         let (grid, shared) = ([blocks, 1], tiling.shared_bytes());
         match (shape.dtype, shape.x_is_k_by_rows, shape.w_is_k_by_n) {
-            (DType::F8E4M3, ..) => {
-                tiling.pick(FP8_256, FP8_128).launch(queue, grid, THREADS, shared, &GemmFp8 { args })
-            }
-            (DType::I8, ..) => {
-                tiling.pick(INT8_256, INT8_128).launch(queue, grid, THREADS, shared, &GemmInt8 { args })
-            }
-            (_, false, false) => {
-                tiling.pick(BF16_256, BF16_128).launch(queue, grid, THREADS, shared, &GemmBf16 { args })
-            }
+            (DType::F8E4M3, ..) => kernel_for(tiling.columns, FP8_256, FP8_128).launch(
+                queue,
+                grid,
+                THREADS,
+                shared,
+                &GemmFp8 { args },
+            ),
+            (DType::I8, ..) => kernel_for(tiling.columns, INT8_256, INT8_128).launch(
+                queue,
+                grid,
+                THREADS,
+                shared,
+                &GemmInt8 { args },
+            ),
+            (_, false, false) => kernel_for(tiling.columns, BF16_256, BF16_128).launch(
+                queue,
+                grid,
+                THREADS,
+                shared,
+                &GemmBf16 { args },
+            ),
             (_, false, true) => {
-                let kernel = tiling.pick(W_COLUMNS_256, W_COLUMNS_128);
+                let kernel = kernel_for(tiling.columns, W_COLUMNS_256, W_COLUMNS_128);
                 kernel.launch(queue, grid, THREADS, shared, &GemmColumns { args })
             }
             (_, true, _) => {
-                let kernel = tiling.pick(COLUMNS_256, COLUMNS_128);
+                let kernel = kernel_for(tiling.columns, COLUMNS_256, COLUMNS_128);
                 kernel.launch(queue, grid, THREADS, shared, &GemmColumns { args })
             }
         }

@@ -3,9 +3,9 @@
 use kiln_tensor::DType;
 
 use super::shape::{GemmShape, Operands};
-use super::tilings::Tilings;
+use super::tilings::{Tilings, kernel_for};
 use crate::error::{Error, Result};
-use crate::kernels::{Kernel, MmaGemmArgs, kernels};
+use crate::kernels::{MmaGemmArgs, kernels};
 use crate::queue::Queue;
 use crate::sources::KernelSource;
 
@@ -44,11 +44,6 @@ impl Tiling {
         Tiling { columns: 256, group: 8 },
         Tiling { columns: 256, group: 16 },
     ];
-
-    /// The kernel for this number of columns.
-    fn pick<P>(self, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
-        if self.columns == 256 { wide } else { narrow }
-    }
 
     fn shared_bytes(self) -> usize {
         STAGES * (ROWS + self.columns) * LINE
@@ -137,11 +132,27 @@ fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling)
     let (grid, shared) = ([tiles_m * tiles_n * shape.batch, 1], tiling.shared_bytes());
     let threads = tiling.columns;
     match shape.dtype {
-        DType::F8E4M3 => {
-            tiling.pick(FP8_256, FP8_128).launch(queue, grid, threads, shared, &GemmFp8 { args })
-        }
-        DType::I8 => tiling.pick(INT8_256, INT8_128).launch(queue, grid, threads, shared, &GemmInt8 { args }),
-        _ => tiling.pick(BF16_256, BF16_128).launch(queue, grid, threads, shared, &GemmBf16 { args }),
+        DType::F8E4M3 => kernel_for(tiling.columns, FP8_256, FP8_128).launch(
+            queue,
+            grid,
+            threads,
+            shared,
+            &GemmFp8 { args },
+        ),
+        DType::I8 => kernel_for(tiling.columns, INT8_256, INT8_128).launch(
+            queue,
+            grid,
+            threads,
+            shared,
+            &GemmInt8 { args },
+        ),
+        _ => kernel_for(tiling.columns, BF16_256, BF16_128).launch(
+            queue,
+            grid,
+            threads,
+            shared,
+            &GemmBf16 { args },
+        ),
     }
 }
 

@@ -9,6 +9,7 @@ use kiln_base::lock;
 use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
 use crate::error::Result;
+use crate::kernels::Kernel;
 use crate::queue::Queue;
 use crate::sources::KernelSource;
 
@@ -19,6 +20,11 @@ pub(super) struct Tilings<T: 'static> {
     /// A source of the kernels, whose change makes another tiling the fastest.
     source: KernelSource,
     chosen: Mutex<HashMap<GemmShape, T>>,
+}
+
+/// The kernel for tiles of this number of columns, 256 or 128.
+pub(super) fn kernel_for<P>(columns: usize, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
+    if columns == 256 { wide } else { narrow }
 }
 
 impl<T: Copy + Debug + 'static> Tilings<T> {
