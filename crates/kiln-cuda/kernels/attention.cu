@@ -5,11 +5,10 @@
 // TILES: 16-row tiles of queries per warp. With two, every operand that is read from shared memory is used twice, but the
 // queries don't fit into the registers and are read again for every tile of keys. With heads of 128 that takes 64 KB, and
 // two blocks need a multiprocessor of 164 KB. With one, the queries stay in registers: 32 KB, three blocks of 100 KB.
-// Heads of 128, the kernels for 8.0 on an H200, in TFLOP/s at 4608, 8704 and 1536 tokens of 24 heads: two tiles 337, 353, 236
-// with sums scaled at every tile of keys; one 318, 342, 269 with sums scaled only if a maximum rises by more than 8, which
-// rounds more. 8 warps of one tile that copy keys and values together, in padded rows: 195, 202, 143.
-// Slower at 4608 tokens: the next scores before these values 264, 256 queries per block 280 to 288, two tiles of queries in
-// registers 263 to 284, twelve warps 177.
+// Heads of 128, the kernels for 8.0 on an H200, in TFLOP/s at 4608, 8704 and 1536 tokens of 24 heads: two tiles 351, 361, 246;
+// one 307, 321, 261. 8 warps of one tile that copy keys and values together, in padded rows: 192, 197, 140.
+// Slower at 4608 tokens: sums scaled at every tile of keys, not only if a maximum rises 335 and 305, the next scores before
+// these values 264, 256 queries per block 280 to 288, two tiles of queries in registers 263 to 284, twelve warps 177.
 
 const int WARPS = 4, THREADS = 32 * WARPS, KEYS = 64;
 
