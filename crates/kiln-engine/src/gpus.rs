@@ -11,6 +11,8 @@ pub struct GpuProbe {
     pub kernels: String,
     /// Each library with its version and path, or why it was not found.
     pub libraries: Vec<(&'static str, String)>,
+    /// Each library's version, if it was found.
+    pub versions: Vec<(&'static str, Option<String>)>,
     /// Whether a GPU can generate images.
     pub usable: bool,
 }
@@ -50,11 +52,15 @@ pub fn probe_gpus() -> GpuProbe {
         };
         if library.not_needed() { format!("{state}; not needed, the kernels are built in") } else { state }
     };
+    let version = |library: &kiln_cuda::LibraryStatus| {
+        (library.name, library.found.as_ref().ok().map(|found| found.version.clone()))
+    };
     GpuProbe {
         built_in: true,
         devices: probe.gpus.as_ref().ok().map(|gpus| gpus.iter().map(device).collect()),
         kernels: kernels(&probe, !kiln_cuda::BuiltInKernels::of_program().is_empty()),
         libraries: probe.libraries.iter().map(|library| (library.name, state(library))).collect(),
+        versions: probe.libraries.iter().map(version).collect(),
         usable: probe.usable(),
     }
 }

@@ -27,6 +27,13 @@ impl Memory {
     }
 }
 
+/// Returns name and version of the operating system and of its kernel.
+pub fn system_version() -> Option<String> {
+    let kernel =
+        System::kernel_version().map_or_else(|_| String::new(), |version| format!(", kernel {version}"));
+    System::long_os_version().ok().map(|name| name + &kernel)
+}
+
 /// Returns the bytes available for a request on the CPU; one that needs more is refused.
 pub fn memory_limit() -> Option<u64> {
     Memory::detect().map(|memory| if memory.available > 0 { memory.available } else { memory.total })

@@ -314,7 +314,7 @@ pub fn check_writable(folder: &Path) -> Result<(), CliError> {
     }
 }
 
-fn parent_folder(path: &Path) -> &Path {
+pub fn parent_folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -10,7 +10,7 @@ use kiln_family::default_family;
 use super::MachineArgs;
 use super::serve::BenchServerArgs;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
     /// Model to measure: a folder, a file or a name
     #[arg(short, long, value_name = "MODEL", conflicts_with = "synthetic")]
@@ -73,6 +73,13 @@ pub struct BenchArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+
+    /// Check and measure this machine, its GPU and its CPU, and write a report to send in
+    #[arg(
+        long, value_name = "FILE", help_heading = "Output",
+        conflicts_with_all = ["phases", "peaks", "loras", "train"]
+    )]
+    pub report: Option<PathBuf>,
 
     /// Print the result as JSON (described in bench/README.md)
     #[arg(long, help_heading = "Output")]

@@ -58,6 +58,7 @@ Examples:
   kiln bench --synthetic 9b-kv --size 1024x1024 --refs 2 --dtype bf16
   kiln bench -m models/klein-4b --phase step --repeat 5 -v
   kiln bench --peaks                                 (the machine's peak rates)
+  kiln bench --report report.json                    (this machine, to send in)
 
 Every phase starts with a warm-up run that does not count. In the tables, `share` is the share of the phase's time,
 `of peak` compares an operation's rate with the machine's peak, and `beyond weights` is the memory in use without the

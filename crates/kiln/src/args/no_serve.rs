@@ -17,5 +17,5 @@ pub fn serve_options() -> Option<Command> {
     None
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct BenchServerArgs {}

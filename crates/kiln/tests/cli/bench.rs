@@ -91,3 +91,34 @@ fn invalid_options_are_errors() {
     sandbox.kiln(&["bench", "-m", "none"]).fails(1, &["none", "hint: "]);
     sandbox.kiln(&["bench", "--device", "cuda:99"]).fails(1, &["cuda:99", "--device cpu"]);
 }
+
+/// One command and one file: the machine, the conformance of its kernels, the times; nothing of the user's.
+#[test]
+fn a_report_holds_the_machine_its_conformance_and_its_times_and_nothing_private() {
+    let sandbox = Sandbox::with_model("klein");
+    let model = sandbox.model().to_str().unwrap();
+    let quick =
+        ["bench", "--report", "report.json", "--repeat", "1", "--max-tokens", "32", "--size", "64x48"];
+    let ran = sandbox.kiln(&[&quick[..], &["--device", "cpu", "-m", model]].concat()).ok();
+    assert!(ran.text().contains("cases passed"), "{}", ran.text());
+    let text = std::fs::read_to_string(sandbox.path("report.json")).unwrap();
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["format"], "kiln-report-1");
+    assert!(report["cpu"]["threads"].as_u64().unwrap() > 0 && report["system"]["os"].is_string());
+    let device = &report["devices"][0];
+    assert_eq!((&device["device"], &device["problems"]), (&"cpu".into(), &Value::Array(Vec::new())));
+    let conformance = &device["conformance"];
+    assert_eq!(conformance["failed"], 0, "{conformance:#}");
+    assert!(conformance["checked"].as_u64().unwrap() > 80, "{conformance:#}");
+    assert_eq!(phases(&device["inference"]), ["text encode", "vae decode", "step"]);
+    assert!(!device["inference"]["phases"][2]["operations"].as_array().unwrap().is_empty());
+    assert_eq!(phases(&device["training"]), ["training step"]);
+    let private = [model, sandbox.path("").to_str().unwrap(), "red fox"].map(str::to_owned);
+    let names =
+        ["USER", "LOGNAME", "HOSTNAME", "HOME"].into_iter().filter_map(|name| std::env::var(name).ok());
+    for word in private.into_iter().chain(names.filter(|name| name.len() > 4)) {
+        assert!(!text.contains(&word), "`{word}` is in the report");
+    }
+    sandbox.kiln(&["bench", "--report", "none/report.json"]).fails(1, &["none", "no such folder"]);
+    sandbox.kiln(&["bench", "--report", "a.json", "--peaks"]).fails(2, &["cannot be used with"]);
+}

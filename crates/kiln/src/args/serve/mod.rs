@@ -53,9 +53,9 @@ pub fn serve_options() -> Option<Command> {
 }
 
 /// `kiln bench` through a server.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct BenchServerArgs {
     /// Measure whole requests through a local server: one after the other, then many at once
-    #[arg(long, conflicts_with_all = ["phases", "peaks", "loras", "refs", "batch"])]
+    #[arg(long, conflicts_with_all = ["phases", "peaks", "loras", "refs", "batch", "report"])]
     pub server: bool,
 }
