@@ -90,7 +90,10 @@ fn f32_errors_of_a_ten_thousandth_are_detected() {
 
 #[test]
 fn bf16_errors_of_two_ulp_are_detected() {
-    assert_eq!(undetected(Fault::Scaled(1.0175), |case| case.ends_with("/bf16")), [""; 0]);
+    // Attention in 8 bits has larger ones.
+    let is_8bit = |case: &str| case.contains("/eight_bits/");
+    assert_eq!(undetected(Fault::Scaled(1.0175), |case| case.ends_with("/bf16") && !is_8bit(case)), [""; 0]);
+    assert_eq!(undetected(Fault::Scaled(1.06), |case| case.ends_with("/bf16") && is_8bit(case)), [""; 0]);
 }
 
 #[test]
