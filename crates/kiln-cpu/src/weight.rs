@@ -51,6 +51,9 @@ pub(crate) fn load_weight(cx: &Context, linear: HostLinear, _: Residency) -> Res
     if linear.fp8_matmul() {
         return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: "cpu".into() });
     }
+    if linear.nvfp4_matmul() {
+        return Err(Error::Arguments { op: "weight", what: "no nvfp4 matmul on cpu".into() });
+    }
     let updates = LowRankUpdate::from_deltas(linear.deltas(), cols)?;
     let bias = linear.bias().map(|b| to_f32("weight", b)).transpose()?;
     let mut rotation = Rotation::None;

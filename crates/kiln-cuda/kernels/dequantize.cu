@@ -1,5 +1,7 @@
 // Dequantization of packed weights: eight values per thread, which share a scale in every format.
 
+#include "e2m1.cuh"
+
 // The launcher's codes.
 enum Format {
     F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F8_E4M3, F8_E5M2, NVFP4, INT8
@@ -10,7 +12,7 @@ struct PackedMatrixArgs {
     const unsigned char *data;
     // One per row, or null.
     const float *row_scales;
-    // One e4m3 value per 16 columns, row by row, or null.
+    // One e4m3 value per 16 columns, rows of `block_bytes` bytes, or null.
     const unsigned char *block_scales;
     // One per tile of `tile_rows` by `tile_cols` values, a multiple of 8, or null. The first row is row `tile_start` of its tile.
     const float *tile_scales;
@@ -19,17 +21,10 @@ struct PackedMatrixArgs {
     float scale;
     // Whether the first of two 4-bit values is in the high nibble.
     int high_first;
-    int tile_rows, tile_cols, tile_start, unused;
+    int tile_rows, tile_cols, tile_start, block_bytes;
 };
 
 __device__ __forceinline__ float load_half(const unsigned char *p) { return half_to_float((unsigned short)(p[0] | p[1] << 8)); }
-
-// Sign, 2 exponent bits, 1 mantissa bit.
-__device__ __forceinline__ float e2m1_to_float(int code) {
-    int exponent = code >> 1 & 3, fraction = code & 1;
-    float y = exponent ? (float)((2 + fraction) << exponent) * 0.25f : 0.5f * fraction;
-    return code & 8 ? -y : y;
-}
 
 // Reads a block of 32 values: low nibbles are the first 16, high nibbles the others; `fifths` holds the fifth bits.
 __device__ __forceinline__ void read_nibbles(const unsigned char *nibble, unsigned fifths, int at, float d, float offset, float m,
@@ -149,7 +144,7 @@ __device__ __forceinline__ void read_row(const PackedMatrixArgs &w, const unsign
         for (int j = 0; j < count; j++) v[j] = half_to_float((unsigned short)(row[i + j] << 8));
         return;
     case NVFP4: {
-        float scale = w.block_scales ? e4m3_to_float(w.block_scales[number * (w.cols / 16) + i / 16]) : 1.0f;
+        float scale = w.block_scales ? e4m3_to_float(w.block_scales[number * w.block_bytes + i / 16]) : 1.0f;
         for (int j = 0; j < 8; j++) {
             unsigned char pair = row[(i + j) / 2];
             v[j] = scale * e2m1_to_float(j % 2 == w.high_first ? pair & 15 : pair >> 4);

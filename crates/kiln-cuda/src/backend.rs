@@ -10,6 +10,7 @@ use kiln_ops::{Backend, RunMode, TrainingBackend, backend_methods, training, tra
 
 use crate::context::Context;
 use crate::error::{self, Error};
+use crate::gemm::nvfp4::Nvfp4Gemm;
 use crate::ops::{self, CudaQuantized};
 use crate::options::Options;
 use crate::probe::Gpu;
@@ -32,6 +33,11 @@ impl CudaBackend {
     /// The GPU in use.
     pub fn gpu(&self) -> &Gpu {
         self.cx.gpu()
+    }
+
+    /// Whether it multiplies matrices in nvfp4: the GPU does, and there are kernels or a compiler that knows the GPU.
+    pub fn has_nvfp4(&self) -> bool {
+        self.gpu().has_nvfp4() && self.cx.images().can_get(&Nvfp4Gemm::SOURCE)
     }
 
     /// Why cuBLASLt is not used; `None` if it is.

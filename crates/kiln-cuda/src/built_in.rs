@@ -55,7 +55,10 @@ impl<'a> BuiltInKernels<'a> {
 
     /// The targets with machine code of every source.
     pub fn targets(&self) -> Vec<CompileTarget> {
-        let complete = |target: &CompileTarget| kernel_sources().all(|source| self.contains(&source, target));
+        let has = |source: &KernelSource, target: &CompileTarget| {
+            !target.takes(source) || self.contains(source, target)
+        };
+        let complete = |target: &CompileTarget| kernel_sources().all(|source| has(&source, target));
         if self.is_empty() { Vec::new() } else { CompileTarget::built_in().filter(complete).collect() }
     }
 

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::flags::BlockFlags;
 use crate::gemm::cublaslt::CublasLtGemm;
 use crate::gemm::fast::FastGemm;
+use crate::gemm::nvfp4::Nvfp4Gemm;
 use crate::gemm::shape::GemmShape;
 use crate::kernels::{Kernel, Parameters};
 use crate::options::{Graphs, Options};
@@ -28,6 +29,7 @@ pub(crate) struct Context {
 /// State created once per GPU, in addition to the [`Device`].
 pub(crate) struct SharedState {
     pub gemm: FastGemm,
+    pub nvfp4: Nvfp4Gemm,
     pub flags: BlockFlags,
     /// Weights in host memory that are copied to the GPU on use.
     pub streamer: Arc<WeightStreamer>,
@@ -63,8 +65,8 @@ impl Context {
         };
         let streamer = WeightStreamer::new(&device);
         let (flags, graph_replays) = (BlockFlags::default(), AtomicUsize::new(0));
-        let (gemm, slow) = (FastGemm::new(cublaslt), SlowProducts::default());
-        let shared = SharedState { gemm, flags, streamer, graphs, slow, graph_replays };
+        let (gemm, nvfp4, slow) = (FastGemm::new(cublaslt), Nvfp4Gemm::new(), SlowProducts::default());
+        let shared = SharedState { gemm, nvfp4, flags, streamer, graphs, slow, graph_replays };
         Ok(Context { queue: Queue::immediate(device), shared: Arc::new(shared) })
     }
 

@@ -70,11 +70,24 @@ impl Images {
         self.compiler().map(drop)
     }
 
+    /// Whether [`Images::get`] can give a source that [is for](CompileTarget::takes) this GPU: NVRTC may be too old for it.
+    pub fn can_get(&self, source: &KernelSource) -> bool {
+        let is_known =
+            |compiler: &Compiler| compiler.target(self.capability).is_ok_and(|target| target.takes(source));
+        self.target.takes(source)
+            && (self.is_built_in(source)
+                || self.cache.contains(&self.target.key(source))
+                || self.compiler().is_ok_and(is_known))
+    }
+
     /// What the last bits of the kernels' results depend on: the architecture, and the compiler of kernels that are not
     /// part of the program.
     pub fn numerics(&self) -> &str {
         self.numerics.get_or_init(|| {
-            if kernel_sources().all(|source| self.is_built_in(&source)) {
+            if kernel_sources()
+                .filter(|source| self.target.takes(source))
+                .all(|source| self.is_built_in(&source))
+            {
                 return format!("built-in kernels {}", self.target.arch);
             }
             match self.compiler().map(Compiler::version) {

@@ -92,6 +92,12 @@ impl Gpu {
     pub fn has_fp8(&self) -> bool {
         self.capability >= (8, 9)
     }
+
+    /// Whether `mma` multiplies nvfp4 with block scales. Of GPUs with such products, 10.0 and 10.3 have them in other
+    /// instructions.
+    pub fn has_nvfp4(&self) -> bool {
+        matches!(self.capability, (12, 0 | 1))
+    }
 }
 
 impl Probe {

@@ -27,10 +27,14 @@ pub fn compile_for_release(
     let compiler_version = format!("{major}.{minor}");
     let targets = &with_similar(targets);
     let same_compiler = previous.compiler() == Some(compiler_version.as_bytes());
-    let (kept, changed): (Vec<_>, Vec<_>) = sources
-        .iter()
-        .partition(|source| same_compiler && targets.iter().all(|target| previous.contains(source, target)));
-    let jobs: Vec<_> = changed.iter().flat_map(|&s| targets.iter().map(move |t| (s, t))).collect();
+    let targets_of = |source: &KernelSource| {
+        let source = *source;
+        targets.iter().filter(move |target| target.takes(&source))
+    };
+    let (kept, changed): (Vec<_>, Vec<_>) = sources.iter().partition(|source| {
+        same_compiler && targets_of(source).all(|target| previous.contains(source, target))
+    });
+    let jobs: Vec<_> = changed.iter().flat_map(|&s| targets_of(s).map(move |t| (s, t))).collect();
     let images = in_parallel(&jobs, |&(source, target)| {
         let image = compiler.compile(source, target)?;
         report(source, target, image.len());
@@ -49,7 +53,7 @@ pub fn compile_for_release(
     for ((source, target), packed) in jobs.iter().zip(&packed) {
         entries.push((key(source, target), packed));
     }
-    for (source, target) in kept.iter().flat_map(|&s| targets.iter().map(move |t| (s, t))) {
+    for (source, target) in kept.iter().flat_map(|&s| targets_of(s).map(move |t| (s, t))) {
         entries.extend(previous.packed(source, target).map(|packed| (key(source, target), packed)));
     }
     // The same kernels give the same file.

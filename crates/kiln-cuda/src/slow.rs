@@ -52,6 +52,8 @@ fn reason(shape: &GemmShape, has_cublaslt: bool) -> &'static str {
         DType::F8E4M3 if !shape.n.is_multiple_of(2) => {
             "products in fp8 of layers with an odd number of outputs are slow on this GPU: compute in bf16"
         }
+        // Packed: nvfp4.
+        DType::U8 => "products in nvfp4 of layers with an odd number of outputs are slow on this GPU",
         DType::I8 => "products in int8 of layers of these sizes are slow on this GPU: compute in bf16",
         DType::F8E4M3 => "products in fp8 of layers of these sizes are slow on this GPU: compute in bf16",
         _ => {

@@ -72,6 +72,12 @@ impl CompileTarget {
         self.arch.starts_with("sm_")
     }
 
+    /// Whether a source is compiled for this target: kernels of nvfp4 have instructions of 12.0 and 12.1 alone.
+    pub fn takes(&self, source: &KernelSource) -> bool {
+        let has_nvfp4 = self.is_machine_code() && self.capability().starts_with("12.");
+        has_nvfp4 || !source.name.ends_with("nvfp4")
+    }
+
     /// Command-line options for NVRTC.
     pub fn options(&self) -> Vec<String> {
         vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".into()]
@@ -122,6 +128,14 @@ mod tests {
         assert_eq!(CompileTarget::machine_code((12, 0)).arch, "sm_120a");
         assert!(!CompileTarget::ptx((8, 0)).is_machine_code());
         assert_eq!(["sm_90a", "sm_120f"].map(|arch| CompileTarget::new(arch).capability()), ["9.0", "12.0"]);
+    }
+
+    #[test]
+    fn nvfp4_is_compiled_for_gpus_that_have_it() {
+        let takes = |arch: &str, name| CompileTarget::new(arch).takes(&KernelSource { name });
+        assert!(["sm_120a", "sm_121a", "sm_120f"].iter().all(|arch| takes(arch, "gemm_mma_nvfp4")));
+        assert!(!["sm_90a", "sm_100f", "compute_100", "compute_120"].iter().any(|arch| takes(arch, "nvfp4")));
+        assert!(BUILT_IN.iter().all(|arch| takes(arch, "dequantize")));
     }
 
     #[test]

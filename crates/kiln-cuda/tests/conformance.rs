@@ -39,5 +39,9 @@ fn main() -> ExitCode {
         println!("skipped: the cases of fp8, which {} does not have", default.gpu().name);
         all.retain(|t| !t.name().contains("fp8"));
     }
+    if !default.has_nvfp4() {
+        println!("skipped: products of nvfp4, which {} does not have", default.gpu().name);
+        all.retain(|t| !t.name().contains("_nvfp4/"));
+    }
     libtest_mimic::run(&args, all).exit_code()
 }

@@ -173,6 +173,11 @@ operations! {$
         /// weight's row. The sum may have as few as 14 bits. [`fp8`](crate::fp8) defines the rounding. Packed matrices that
         /// [are e4m3 already](kiln_tensor::packed::PackedTensor::is_fp8) keep their values and scales.
         ///
+        /// An [nvfp4 matmul](HostLinear::with_nvfp4_matmul) quantizes the rows of `x` to what the weight is: with `m` the largest
+        /// magnitude of a row and `b` that of a block of 16 columns, `s = e4m3(b · (2688 / m) / 6)`,
+        /// `q = e2m1(x · (2688 / m / s))`, and `x · Wᵀ = Σ q · s · w · (m / 2688) · g`, with `w` the weight's values times their
+        /// blocks' scales and `g` the scale of its matrix. [`nvfp4`](crate::nvfp4) defines the rounding.
+        ///
         /// Bias and LoRA deltas are not quantized; deltas multiply the original `x`.
         ///
         /// `residency` does not affect results. Backends that compute on the host ignore it.

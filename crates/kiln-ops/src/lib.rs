@@ -35,7 +35,7 @@ mod timed;
 pub use args::{Activation, AttentionMask, AttentionSpec, ConvGeometry, RopeLayout, RopeTable, RowGroups};
 pub use backend::{Backend, Pending, Residency, RunMode, Tensor};
 pub use error::{Error, Result};
-pub use kiln_tensor::{fp8, int8};
+pub use kiln_tensor::{fp8, int8, nvfp4};
 pub use reference::Reference;
 pub use timed::{OpStats, OpTimer, TimedBackend, TimedConv, TimedWeight};
 pub use training::TrainingBackend;

@@ -1,9 +1,9 @@
 //! Tensors in host memory: [`Shape`], [`DType`], [`HostTensor`] and [`HostLinear`], a linear layer before a backend loads
 //! it. The bytes are shared, so a tensor may be a view of a memory-mapped file.
 //!
-//! [`packed`] decodes and encodes quantized formats (GGUF, fp8, nvfp4), [`int8`] and [`fp8`] quantize rows for
-//! low-precision matmuls, [`Rotation`] spreads their outliers before, [`vector`] has the loops over floats that other crates need, and [`rng`] reproduces torch's
-//! random numbers.
+//! [`packed`] decodes and encodes quantized formats (GGUF, fp8, nvfp4), [`int8`], [`fp8`] and [`nvfp4`] quantize rows
+//! for low-precision matmuls, [`Rotation`] spreads their outliers before, [`vector`] has the loops over floats that other crates
+//! need, and [`rng`] reproduces torch's random numbers.
 //!
 //! ```
 //! use kiln_tensor::{DType, HostTensor};
@@ -20,6 +20,7 @@ pub mod fp8;
 mod host;
 pub mod int8;
 mod linear;
+pub mod nvfp4;
 pub mod packed;
 pub mod rng;
 mod rotation;

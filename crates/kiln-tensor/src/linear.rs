@@ -1,7 +1,7 @@
 //! A linear layer in host memory, validated once for all backends.
 //!
 //! int8 is a form of the weight; an fp8 matmul is only requested for a dense or packed weight, and the backend quantizes its
-//! rows when it loads it.
+//! rows when it loads it. An nvfp4 matmul is requested for weights that are stored as nvfp4.
 
 mod error;
 
@@ -29,9 +29,18 @@ pub use error::LinearError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostLinear {
     weight: LinearWeight,
-    fp8_matmul: bool,
+    matmul: Matmul,
     bias: Option<HostTensor>,
     deltas: Vec<LoraDelta>,
+}
+
+/// The type in which both operands are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Matmul {
+    /// That of the activations, or int8 for such a weight.
+    Own,
+    Fp8,
+    Nvfp4,
 }
 
 /// The weight of a linear layer: `[rows_i, cols]` each, stacked by rows.
@@ -86,7 +95,7 @@ impl HostLinear {
     }
 
     fn new(weight: LinearWeight) -> Result<Self, LinearError> {
-        HostLinear { weight, fp8_matmul: false, bias: None, deltas: Vec::new() }.validated()
+        HostLinear { weight, matmul: Matmul::Own, bias: None, deltas: Vec::new() }.validated()
     }
 
     /// Replaces the bias: `[rows]` of a float type, or none.
@@ -101,13 +110,22 @@ impl HostLinear {
 
     /// Requests an fp8 matmul, as `kiln-ops` defines it. Not available for int8 weights.
     pub fn with_fp8_matmul(self) -> Result<Self, LinearError> {
-        HostLinear { fp8_matmul: true, ..self }.validated()
+        HostLinear { matmul: Matmul::Fp8, ..self }.validated()
+    }
+
+    /// Requests an nvfp4 matmul, as `kiln-ops` defines it. Only for matrices [that are nvfp4](PackedTensor::is_nvfp4).
+    pub fn with_nvfp4_matmul(self) -> Result<Self, LinearError> {
+        HostLinear { matmul: Matmul::Nvfp4, ..self }.validated()
     }
 
     fn validated(self) -> Result<Self, LinearError> {
         let size = self.weight.check()?;
-        if self.fp8_matmul && matches!(self.weight, LinearWeight::Int8 { .. }) {
-            return Err(LinearError::Int8WithFp8Matmul);
+        match (self.matmul, &self.weight) {
+            (Matmul::Fp8, LinearWeight::Int8 { .. }) => return Err(LinearError::Int8WithFp8Matmul),
+            (Matmul::Nvfp4, LinearWeight::Packed(matrices))
+                if matrices.iter().all(PackedTensor::is_nvfp4) => {}
+            (Matmul::Nvfp4, _) => return Err(LinearError::NotNvfp4),
+            _ => {}
         }
         if let Some(bias) = &self.bias {
             check_float("bias", bias)?;
@@ -126,7 +144,12 @@ impl HostLinear {
 
     /// Whether the matmul is done in fp8.
     pub fn fp8_matmul(&self) -> bool {
-        self.fp8_matmul
+        self.matmul == Matmul::Fp8
+    }
+
+    /// Whether the matmul is done in nvfp4.
+    pub fn nvfp4_matmul(&self) -> bool {
+        self.matmul == Matmul::Nvfp4
     }
 
     /// `[rows]`, added to every output.
@@ -145,7 +168,7 @@ impl HostLinear {
         let values = (self.rows() * self.cols()) as u64;
         let sizes = |tensors: &[HostTensor]| tensors.iter().map(|tensor| tensor.bytes().len() as u64).sum();
         match &self.weight {
-            _ if self.fp8_matmul => values,
+            _ if self.fp8_matmul() => values,
             // f64 is multiplied as f32.
             LinearWeight::Dense(tensors) if tensors.iter().any(|t| t.dtype() == DType::F64) => 4 * values,
             LinearWeight::Dense(tensors) | LinearWeight::Int8 { rows: tensors, .. } => sizes(tensors),
@@ -280,7 +303,7 @@ fn check_int8(rows: &HostTensor, scales: &HostTensor) -> Result<(), LinearError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packed::Format;
+    use crate::packed::{BlockScales, Format};
 
     fn zeros<const N: usize>(shape: [usize; N]) -> HostTensor {
         HostTensor::zeros(shape)
@@ -346,6 +369,26 @@ mod tests {
             "weight has shape [2, 4], expected [2, 3]"
         );
         assert_eq!(error_of(HostLinear::packed(vec![])), "a linear layer needs at least one weight");
+    }
+
+    #[test]
+    fn nvfp4_matmuls_need_nvfp4_matrices_without_negative_scales() {
+        let packed = |scale: u8| {
+            let scales =
+                BlockScales { scales: vec![scale; 2].into(), swizzled: false, high_first: true, global: 1.0 };
+            let values = PackedTensor::new(Format::NvFp4, [2, 16], vec![0; 16].into()).unwrap();
+            values.with_block_scales(scales).unwrap()
+        };
+        let linear =
+            HostLinear::packed(vec![packed(0x38), packed(0x7e)]).unwrap().with_nvfp4_matmul().unwrap();
+        assert!(linear.nvfp4_matmul() && !linear.fp8_matmul() && linear.bytes() == 32);
+        for other in [
+            HostLinear::packed(vec![packed(0x38), packed(0xb8)]),
+            HostLinear::packed(vec![PackedTensor::from_dense(&zeros([2, 16])).unwrap()]),
+            HostLinear::dense(vec![zeros([2, 16])]),
+        ] {
+            assert_eq!(other.unwrap().with_nvfp4_matmul().unwrap_err(), LinearError::NotNvfp4);
+        }
     }
 
     #[test]

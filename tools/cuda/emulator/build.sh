@@ -3,6 +3,7 @@
 #
 #     tools/cuda/emulator/build.sh
 #     KILN_CUDA_PATH=target/emulator cargo test -p kiln-cuda
+#     KILN_CUDA_PATH=target/emulator KILN_EMULATOR_CAPABILITY=12.0 cargo test -p kiln-cuda    # another than 9.0
 #
 # Needs a C++ compiler on x86-64 Linux. It checks results only; performance, register use and most races need a real GPU.
 set -euo pipefail

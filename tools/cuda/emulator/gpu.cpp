@@ -192,6 +192,13 @@ std::function<int()> captured_launch(Kernel *kernel, Index grid, Index block, un
 }
 } // namespace
 
+// Compute capability times ten: 9.0, or what KILN_EMULATOR_CAPABILITY says, such as 12.0.
+static int capability() {
+    static const char *text = std::getenv("KILN_EMULATOR_CAPABILITY");
+    return text ? (int)std::lround(10 * std::atof(text)) : 90;
+}
+static int shared_bytes() { return capability() == 90 ? 227 << 10 : 99 << 10; }
+
 extern "C" {
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int *v) { return *v = 13000, 0; }
@@ -199,7 +206,7 @@ int cuDeviceGetCount(int *n) { return *n = 1, 0; }
 int cuDeviceGet(int *d, int i) { return *d = i, 0; }
 int cuDeviceGetName(char *name, int, int) { return std::strcpy(name, "Emulated GPU"), 0; }
 int cuDeviceGetAttribute(int *v, int which, int) {
-    *v = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 97 ? 232448 : 0;
+    *v = which == 16 ? 4 : which == 75 ? capability() / 10 : which == 76 ? capability() % 10 : which == 97 ? shared_bytes() : 0;
     return 0;
 }
 int cuDeviceTotalMem_v2(size_t *n, int) { return *n = 8ull << 30, 0; }
@@ -269,7 +276,7 @@ int cuModuleGetFunction(void **f, void *, const char *name) {
     return *f = &found->second, 0;
 }
 int cuFuncSetAttribute(void *f, int which, int value) {
-    if (which != 8 || value > 232448) return 1;
+    if (which != 8 || value > shared_bytes()) return 1;
     return ((Kernel *)f)->shared = value, 0;
 }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -300,7 +307,7 @@ int cuGetErrorString(int, const char **s) { return *s = "refused by the emulator
 
 int nvrtcVersion(int *major, int *minor) { return *major = 99, *minor = 9, 0; }
 int nvrtcGetNumSupportedArchs(int *n) { return *n = 1, 0; }
-int nvrtcGetSupportedArchs(int *archs) { return *archs = 90, 0; }
+int nvrtcGetSupportedArchs(int *archs) { return *archs = capability(), 0; }
 int nvrtcCreateProgram(void **p, const char *, const char *, int, const char *const *, const char *const *) {
     return *p = (void *)5, 0;
 }

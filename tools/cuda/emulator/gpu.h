@@ -57,6 +57,7 @@ inline unsigned char *dynamic_shared;
 struct Copy {
     void *to;
     const void *from;
+    int size;
     bool valid;
 };
 
@@ -285,11 +286,13 @@ inline void load_matrices_as(unsigned (&r)[4], const void *row, bool transposed)
 inline void load_matrices(unsigned (&r)[4], const bf16 *row) { load_matrices_as(r, row, false); }
 inline void load_matrices_transposed(unsigned (&r)[4], const bf16 *row) { load_matrices_as(r, row, true); }
 
-inline void copy_async(void *shared, const void *global, bool valid) {
-    if ((u64)shared % 16 || (valid && (u64)global % 16))
+inline void start_copy(void *shared, const void *global, int size, bool valid) {
+    if ((u64)shared % size || (valid && (u64)global % size))
         std::fprintf(stderr, "emulator: an asynchronous copy is not aligned\n"), std::abort();
-    emulator::fibres[emulator::current].open.push_back({shared, global, valid});
+    emulator::fibres[emulator::current].open.push_back({shared, global, size, valid});
 }
+inline void copy_async(void *shared, const void *global, bool valid) { start_copy(shared, global, 16, valid); }
+inline void copy_async_8(void *shared, const void *global, bool valid) { start_copy(shared, global, 8, valid); }
 inline void copy_commit() {
     auto &f = emulator::fibres[emulator::current];
     f.groups.push_back(std::move(f.open));
@@ -300,9 +303,9 @@ template <int N> inline void copy_wait() {
     for (; groups.size() > N; groups.pop_front())
         for (const auto &c : groups.front()) {
             if (c.valid)
-                std::memcpy(c.to, c.from, 16);
+                std::memcpy(c.to, c.from, c.size);
             else
-                std::memset(c.to, 0, 16);
+                std::memset(c.to, 0, c.size);
         }
 }
 
@@ -464,6 +467,30 @@ inline void mma_e4m3(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
 }
 inline void mma_int8(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     mma_bytes(d, a, b0, b1, [](unsigned char x) { return (int)(signed char)x; });
+}
+// Fragment layout as in the PTX manual, mma.m16n8k64 with 4-bit types; scale_vec::4X with selectors of 0: the scales of a row of A
+// come from one of the first two lanes of its group of four, those of a column of B from the first. A block's sum is exact.
+inline void mma_nvfp4(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, unsigned a_scales, unsigned b_scales) {
+    uint32_t words[8] = {a[0], a[1], a[2], a[3], b0, b1, a_scales, b_scales};
+    emulator::warp_collective(words, 8, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
+    const auto &all = emulator::warps[emulator::current / 32].all;
+    // Twice the values.
+    static const int e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int block = 0; block < 4; block++) {
+            int sum = 0;
+            for (int k = 16 * block; k < 16 * block + 16; k++) {
+                uint32_t left = all[row % 8 * 4 + k % 32 / 8][row / 8 + k / 32 * 2], right = all[column * 4 + k % 32 / 8][4 + k / 32];
+                sum += e2m1[left >> k % 8 * 4 & 15] * e2m1[right >> k % 8 * 4 & 15];
+            }
+            // Scales have no sign.
+            float left_scale = e4m3_to_float(all[row % 8 * 4 + row / 8][6] >> 8 * block & 0x7f);
+            float right_scale = e4m3_to_float(all[column * 4][7] >> 8 * block & 0x7f);
+            d[i] += 0.25f * (float)sum * left_scale * right_scale;
+        }
+    }
 }
 template <int S> inline void wgmma_e4m3(float (&d)[S], u64 a, u64 b, int add) {
     warp_product_bytes(d, a, b, add, [](unsigned char x) { return e4m3_to_float(x); });

@@ -9,6 +9,7 @@ mod linear;
 mod list;
 mod movement;
 mod norm;
+mod nvfp4;
 mod packed;
 mod rope;
 mod training;
@@ -24,6 +25,7 @@ pub fn cases<B: TrainingBackend>() -> Vec<Case<B>> {
     linear::add_cases(&mut list);
     int8::add_cases(&mut list);
     fp8::add_cases(&mut list);
+    nvfp4::add_cases(&mut list);
     packed::add_cases(&mut list);
     norm::add_cases(&mut list);
     rope::add_cases(&mut list);

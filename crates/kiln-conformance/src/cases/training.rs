@@ -10,6 +10,7 @@ use kiln_tensor::{DType, HostLinear, HostTensor, Rotation};
 
 use super::fp8::{fp8_layer, tolerance as fp8_tolerance};
 use super::list::{CaseList, ODD};
+use super::nvfp4;
 use crate::Tolerance;
 use crate::case_run::{CaseRun, Scenario, load};
 use crate::random::{HEAVY_TAILED, NORMAL};
@@ -22,6 +23,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add("training/linear_backward", LinearBackward { sizes });
     list.add("training/linear_backward_int8", Int8Backward);
     list.add("training/linear_backward_fp8/side_by_side", Fp8Backward);
+    list.add("training/linear_backward_nvfp4/dequantized", Nvfp4Backward);
     let odd = LowRankUpdates { rows: 23, cols: 37, widths: [16, 16, 31], ranks: [5, 3, 4] };
     list.add("training/linear_low_rank", odd);
     let whole_tiles = LowRankUpdates { rows: 300, cols: 256, widths: [128, 256, 384], ranks: [16, 7, 20] };
@@ -167,6 +169,22 @@ impl Scenario for Fp8Backward {
                 let label = format!("{rows}x{widths:?}x{cols}, added: {}", add.is_some());
                 t.record(label, &dx, fp8_tolerance(out, t.dtype))?;
             }
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of an nvfp4 matmul is that of the dequantized weight.
+struct Nvfp4Backward;
+
+impl Scenario for Nvfp4Backward {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for [rows, out, cols] in [[7, 33, 48], [130, 64, 128], [1, 5, 272]] {
+            let w = load(b, nvfp4::layer(t, [out, cols], 2, nvfp4::COMFYUI)?)?;
+            let dy = t.activation(NORMAL, [rows, out])?;
+            let dx = b.linear_backward(&[&dy], &w, None)?;
+            t.record(format!("{rows}x{out}x{cols}"), &dx, Tolerance::sum(out).rounded_inside(t.dtype))?;
         }
         Ok(())
     }

@@ -25,21 +25,21 @@ kernels! {
 }
 
 /// Rows of a tile, stages, and bytes of a line in shared memory, as in `mma_gemm.cuh`.
-const ROWS: usize = 128;
+pub(super) const ROWS: usize = 128;
 const STAGES: usize = 4;
 const LINE: usize = 64;
 
 /// How a product is divided among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tiling {
+pub(super) struct Tiling {
     /// Columns of a tile: 256 or 128, and the number of threads.
-    columns: usize,
+    pub columns: usize,
     /// Tiles along the rows that follow each other.
     group: usize,
 }
 
 impl Tiling {
-    const ALL: [Tiling; 3] = [
+    pub const ALL: [Tiling; 3] = [
         Tiling { columns: 128, group: 8 },
         Tiling { columns: 256, group: 8 },
         Tiling { columns: 256, group: 16 },
@@ -73,21 +73,16 @@ impl MmaGemm {
             _ => false,
         };
         let mut vectors = vec![shape.k * size, shape.ldx * size, shape.ldw * size];
-        let mut pairs = vec![shape.n, shape.ldo, shape.ldadd];
         if shape.batch > 1 {
             vectors.push(shape.stride_w * size);
-            pairs.push(shape.stride_out);
         }
-        let scales = operands.scales.unwrap_or_default();
-        let at = [operands.out, operands.add.unwrap_or(0), operands.bias.unwrap_or(0), scales[0], scales[1]];
         typed
             && !shape.x_is_k_by_rows
             && !shape.w_is_k_by_n
             && matches!(shape.out_dtype, DType::BF16 | DType::F32)
             && vectors.iter().all(|bytes| bytes % 16 == 0)
-            && pairs.iter().all(|n| n % 2 == 0)
             && [operands.x, operands.w].iter().all(|at| at % 16 == 0)
-            && at.iter().all(|at| at % 8 == 0)
+            && has_aligned_pairs(shape, operands)
     }
 
     /// Runs a product.
@@ -98,7 +93,21 @@ impl MmaGemm {
     }
 }
 
-fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
+/// Whether results, and what is added to them or scales them, are whole and aligned pairs of columns.
+pub(super) fn has_aligned_pairs(shape: &GemmShape, operands: &Operands) -> bool {
+    let stride_out = if shape.batch > 1 { shape.stride_out } else { 0 };
+    let scales = operands.scales.unwrap_or_default();
+    let at = [operands.out, operands.add.unwrap_or(0), operands.bias.unwrap_or(0), scales[0], scales[1]];
+    [shape.n, shape.ldo, shape.ldadd, stride_out].iter().all(|n| n % 2 == 0)
+        && at.iter().all(|at| at % 8 == 0)
+}
+
+/// The kernels' arguments, and their grid.
+pub(super) fn product_arguments(
+    shape: &GemmShape,
+    operands: &Operands,
+    tiling: Tiling,
+) -> Result<(MmaGemmArgs, [usize; 2])> {
     let (tiles_m, tiles_n) = (shape.rows.div_ceil(ROWS), shape.n.div_ceil(tiling.columns));
     let [w_scales, x_scales] = operands.scales.unwrap_or_default();
     let element = shape.dtype.size();
@@ -129,8 +138,12 @@ fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling)
         tiles_n: size(tiles_n)?,
         group: size(tiling.group.min(tiles_m))?,
     };
-    let (grid, shared) = ([tiles_m * tiles_n * shape.batch, 1], tiling.shared_bytes());
-    let threads = tiling.columns;
+    Ok((args, [tiles_m * tiles_n * shape.batch, 1]))
+}
+
+fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
+    let (args, grid) = product_arguments(shape, operands, tiling)?;
+    let (threads, shared) = (tiling.columns, tiling.shared_bytes());
     match shape.dtype {
         DType::F8E4M3 => kernel_for(tiling.columns, FP8_256, FP8_128).launch(
             queue,

@@ -9,6 +9,7 @@ pub(crate) mod fast;
 mod hopper;
 pub(crate) mod implicit_gemm;
 mod mma;
+pub(crate) mod nvfp4;
 pub(crate) mod product;
 pub(crate) mod shape;
 #[cfg(test)]

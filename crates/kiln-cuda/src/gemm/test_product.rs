@@ -25,7 +25,7 @@ fn value(i: usize) -> f32 {
     (i * 7919 % 31) as f32 / 4.0 - 3.75
 }
 
-fn upload(queue: &Queue, bytes: &[u8]) -> DeviceBuffer {
+pub(super) fn upload(queue: &Queue, bytes: &[u8]) -> DeviceBuffer {
     let buffer = queue.allocate(bytes.len()).unwrap().unwrap();
     queue.upload(bytes, buffer.ptr(queue)).unwrap();
     buffer

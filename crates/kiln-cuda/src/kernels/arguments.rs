@@ -27,6 +27,7 @@ arguments! {
     HopperConvArgs = "HopperConvArgs";
     HopperGemmArgs = "HopperGemmArgs";
     MmaGemmArgs = "MmaGemmArgs";
+    Nvfp4GemmArgs = "Nvfp4GemmArgs";
     PackedMatrixArgs = "PackedMatrixArgs";
     AttentionBackwardArgs = "AttentionBackwardArgs";
     HopperAttentionBackwardArgs = "HopperAttentionBackwardArgs";
@@ -49,6 +50,7 @@ const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<HopperGemmArgs>() == 3 * 128 + 128);
 const _: () = assert!(size_of::<MmaGemmArgs>() == 7 * 8 + 6 * 8 + 32);
+const _: () = assert!(size_of::<Nvfp4GemmArgs>() == size_of::<MmaGemmArgs>() + 16);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
 
 /// Maximum number of segments in attention kernels.
@@ -399,6 +401,15 @@ pub(crate) struct MmaGemmArgs {
     pub group: i32,
 }
 
+/// Arguments of the nvfp4 products, with the scales of blocks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nvfp4GemmArgs {
+    pub product: MmaGemmArgs,
+    pub x_blocks: DevicePtr,
+    pub w_blocks: DevicePtr,
+}
+
 /// A packed matrix to dequantize.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -416,5 +427,5 @@ pub(crate) struct PackedMatrixArgs {
     pub tile_rows: i32,
     pub tile_cols: i32,
     pub tile_start: i32,
-    pub unused: i32,
+    pub block_bytes: i32,
 }

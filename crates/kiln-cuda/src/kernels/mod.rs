@@ -10,7 +10,8 @@ pub(crate) mod tests;
 pub(crate) use arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
     HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS,
-    MmaAttentionBackwardArgs, MmaGemmArgs, PackedMatrixArgs, ProdigyArgs, RoundAttentionArgs, Segments,
+    MmaAttentionBackwardArgs, MmaGemmArgs, Nvfp4GemmArgs, PackedMatrixArgs, ProdigyArgs, RoundAttentionArgs,
+    Segments,
 };
 #[cfg(test)]
 pub(crate) use kernel::KernelArgument;

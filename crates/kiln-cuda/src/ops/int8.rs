@@ -40,9 +40,9 @@ const KEPT_COLUMNS: usize = 32;
 /// The largest block of the quantizing kernels, as in `int8.cu`: more threads would have too few registers.
 const MAX_THREADS: usize = 768;
 
-/// Threads of a block that quantizes a row of `depth` bytes: those that keep all of it, if possible.
-fn quantize_threads(depth: usize) -> usize {
-    depth.div_ceil(KEPT_COLUMNS).next_multiple_of(32).min(MAX_THREADS)
+/// Threads of a block that quantizes a row of `cols` columns: those that keep all of it, if possible.
+pub(super) fn quantize_threads(cols: usize) -> usize {
+    cols.div_ceil(KEPT_COLUMNS).next_multiple_of(32).min(MAX_THREADS)
 }
 
 /// Activations in int8 with one scale per row.

@@ -1,4 +1,4 @@
-//! Linear layers: products with dense, int8 and fp8 weights, LoRA updates, and the fused epilogue (`epilogue.cu`).
+//! Linear layers: products with dense, int8, fp8 and nvfp4 weights, LoRA updates, and the fused epilogue (`epilogue.cu`).
 
 use std::ops::Range;
 
@@ -10,6 +10,7 @@ use super::fp8::Fp8Operand;
 use super::grid::{THREADS, row_grid};
 use super::int8::Int8Operand;
 use super::norm::{ada_layer_norm, fits_registers};
+use super::nvfp4::Nvfp4Operand;
 use crate::context::{Context, int};
 use crate::gemm::Gemm;
 use crate::kernels::kernels;
@@ -59,7 +60,8 @@ pub(crate) fn ada_linear_split<const N: usize>(
     // LoRA updates need the unquantized input.
     if w.deltas.is_empty() && fits_registers(w.size()[1], &[x, modulation[0], modulation[1]]) {
         let quantized = match &*matrix {
-            WeightMatrix::Dense(_) => None,
+            // The norm's kernel does not round to nvfp4.
+            WeightMatrix::Dense(_) | WeightMatrix::Nvfp4(_) => None,
             WeightMatrix::Int8(weight) => Some(Quantized::Int8(Int8Operand::from_ada_layer_norm(
                 cx, x, modulation, groups, eps, weight,
             )?)),
@@ -107,6 +109,9 @@ pub(crate) fn swiglu_gated_add(
             }
             WeightMatrix::Fp8(weight) if Fp8Operand::supports_swiglu(weight, dtype) => {
                 Some(Quantized::Fp8(Fp8Operand::from_swiglu(cx, left, gate_up, weight)?))
+            }
+            WeightMatrix::Nvfp4(weight) => {
+                Some(Quantized::Nvfp4(Nvfp4Operand::from_swiglu(cx, left, gate_up, weight)?))
             }
             _ => None,
         };
@@ -161,7 +166,7 @@ struct LinearCall<'a> {
     dtype: DType,
     /// The inputs times `down` of every update, `[rows, rank]`.
     inner: Vec<CudaTensor>,
-    /// The inputs of an int8 or fp8 weight.
+    /// The inputs of an int8, fp8 or nvfp4 weight.
     quantized: Option<Quantized>,
 }
 
@@ -169,6 +174,7 @@ struct LinearCall<'a> {
 enum Quantized {
     Int8(Int8Operand),
     Fp8(Fp8Operand),
+    Nvfp4(Nvfp4Operand),
 }
 
 /// What is added to a product, and where it is stored.
@@ -198,6 +204,7 @@ impl<'a> LinearCall<'a> {
             // One scale per row of all inputs.
             WeightMatrix::Int8(weight) => Some(Quantized::Int8(Int8Operand::new(cx, xs, weight)?)),
             WeightMatrix::Fp8(weight) => Some(Quantized::Fp8(Fp8Operand::new(cx, xs, weight)?)),
+            WeightMatrix::Nvfp4(weight) => Some(Quantized::Nvfp4(Nvfp4Operand::new(cx, xs, weight)?)),
         };
         let mut call = LinearCall { cx, xs, w, matrix, rows, dtype, inner: Vec::new(), quantized };
         call.inner = w.deltas.iter().map(|delta| call.multiply_full(&delta.down)).collect::<Result<_>>()?;
@@ -265,6 +272,10 @@ impl<'a> LinearCall<'a> {
                 let Destination { bias, add, out, dtype } = to;
                 Some(int8.gemm(self.cx, weight, rows, [bias, add, Some(out)], dtype))
             }
+            (WeightMatrix::Nvfp4(weight), Some(Quantized::Nvfp4(nvfp4))) => {
+                let Destination { bias, add, out, dtype } = to;
+                Some(nvfp4.gemm(self.cx, weight, rows, [bias, add, Some(out)], dtype))
+            }
             (WeightMatrix::Fp8(weight), Some(Quantized::Fp8(fp8))) if to.bias.is_none() => match to.add {
                 None => Some(fp8.gemm(self.cx, weight, rows, to.out, to.dtype)),
                 Some(add) => fp8.gemm_onto(self.cx, weight, rows, [add, to.out], to.dtype),
@@ -284,7 +295,7 @@ impl<'a> LinearCall<'a> {
     fn sums_with_deltas(&self, rows: Range<usize>) -> Result<DeviceBuffer> {
         let sums = match &*self.matrix {
             WeightMatrix::Dense(matrix) => self.sums(matrix, rows.clone())?,
-            WeightMatrix::Int8(_) | WeightMatrix::Fp8(_) => {
+            WeightMatrix::Int8(_) | WeightMatrix::Fp8(_) | WeightMatrix::Nvfp4(_) => {
                 let sums = self.cx.allocate(self.rows * rows.len() * 4)?;
                 let to = Destination { bias: None, add: None, out: sums.ptr(self.cx), dtype: DType::F32 };
                 self.launch_single(&rows, to).unwrap_or(Ok(()))?;

@@ -23,6 +23,7 @@ mod int8;
 mod linear;
 mod movement;
 mod norm;
+mod nvfp4;
 pub(crate) mod quantize_fp8;
 mod reduce;
 mod rope;

@@ -1,7 +1,8 @@
-//! Weights of linear layers: dense, int8, fp8 or packed; resident on the GPU or streamed from the host.
+//! Weights of linear layers: dense, int8, fp8, nvfp4 or packed; resident on the GPU or streamed from the host.
 
 mod conv;
 mod matrix;
+mod nvfp4;
 mod packed;
 mod quantized;
 
@@ -20,6 +21,7 @@ pub use conv::CudaConv;
 pub(crate) use conv::load_conv;
 pub(crate) use matrix::Matrix;
 use matrix::vector;
+pub(crate) use nvfp4::Nvfp4Matrix;
 use packed::PackedMatrix;
 pub(crate) use quantized::QuantizedMatrix;
 
@@ -37,6 +39,7 @@ pub(crate) enum WeightMatrix {
     Dense(Matrix),
     Int8(QuantizedMatrix),
     Fp8(QuantizedMatrix),
+    Nvfp4(Nvfp4Matrix),
 }
 
 /// The form in which a weight is stored between uses.
@@ -53,6 +56,9 @@ impl StoredMatrix {
         Ok(StoredMatrix::Ready(match linear.weight() {
             LinearWeight::Int8 { rows, scales, rotation } => {
                 WeightMatrix::Int8(QuantizedMatrix::from_int8(cx, rows, scales, *rotation, size)?)
+            }
+            LinearWeight::Packed(packed) if linear.nvfp4_matmul() => {
+                WeightMatrix::Nvfp4(Nvfp4Matrix::new(cx, packed, size)?)
             }
             LinearWeight::Packed(packed) => {
                 return StoredMatrix::packed(cx, packed, linear.fp8_matmul(), size);
@@ -92,6 +98,7 @@ impl StoredMatrix {
             StoredMatrix::Ready(WeightMatrix::Int8(bytes) | WeightMatrix::Fp8(bytes)) => {
                 [bytes.rows, bytes.cols]
             }
+            StoredMatrix::Ready(WeightMatrix::Nvfp4(matrix)) => [matrix.rows, matrix.cols],
             StoredMatrix::Packed(packed) => [packed.rows, packed.cols],
         }
     }
@@ -103,6 +110,7 @@ impl StoredMatrix {
                 (m.buffer.ptr(cx), m.rows * m.cols * m.stored.size())
             }
             StoredMatrix::Ready(WeightMatrix::Int8(bytes) | WeightMatrix::Fp8(bytes)) => bytes.payload(cx),
+            StoredMatrix::Ready(WeightMatrix::Nvfp4(matrix)) => matrix.payload(cx),
             StoredMatrix::Packed(packed) => packed.payload(cx),
         }
     }
@@ -116,6 +124,7 @@ impl StoredMatrix {
                 }
                 WeightMatrix::Int8(rows) => WeightMatrix::Int8(rows.with_buffer(buffer)),
                 WeightMatrix::Fp8(rows) => WeightMatrix::Fp8(rows.with_buffer(buffer)),
+                WeightMatrix::Nvfp4(matrix) => WeightMatrix::Nvfp4(matrix.with_buffer(buffer)),
             }),
             StoredMatrix::Packed(packed) => StoredMatrix::Packed(packed.with_buffer(buffer)),
         }

@@ -6,7 +6,7 @@
 
 use kiln_ops::Result;
 use kiln_tensor::DType;
-use kiln_tensor::packed::{Format, PackedTensor, Scales};
+use kiln_tensor::packed::{BLOCK_COLS, Format, PackedTensor, Scales};
 
 use crate::context::{Context, int};
 use crate::kernels::{PackedMatrixArgs, kernels};
@@ -134,7 +134,7 @@ impl PackedMatrix {
                 tile_rows: int("linear", tiles.tile[0])?,
                 tile_cols: int("linear", tiles.tile[1])?,
                 tile_start: int("linear", tiles.first_row)?,
-                unused: 0,
+                block_bytes: int("linear", self.cols / BLOCK_COLS)?,
             };
             if group.rows * self.cols > 0 {
                 let kernel = DEQUANTIZE.of(dtype);

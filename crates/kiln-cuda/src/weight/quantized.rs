@@ -149,7 +149,7 @@ fn padded_row_bytes(cols: usize) -> usize {
 }
 
 /// Pads rows of `cols` bytes to `depth` bytes.
-fn pad_rows(bytes: &[u8], cols: usize, depth: usize) -> Cow<'_, [u8]> {
+pub(super) fn pad_rows(bytes: &[u8], cols: usize, depth: usize) -> Cow<'_, [u8]> {
     if cols == depth {
         return bytes.into();
     }

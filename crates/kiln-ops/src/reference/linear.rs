@@ -1,11 +1,11 @@
-//! Linear layers: dense, int8 and fp8 matmuls, bias and LoRA deltas.
+//! Linear layers: dense, int8, fp8 and nvfp4 matmuls, bias and LoRA deltas.
 
-use kiln_tensor::packed::PackedTensor;
+use kiln_tensor::packed::{BlockScales, PackedTensor, Scales};
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Rotation};
 
 use super::movement;
 use super::values::{NAME, tensor, values};
-use crate::{Error, Residency, Result, RowGroups, fp8, int8, shapes};
+use crate::{Error, Residency, Result, RowGroups, fp8, int8, nvfp4, shapes};
 
 /// A linear layer: weight, bias and LoRA deltas.
 #[derive(Clone)]
@@ -25,6 +25,8 @@ enum Weight {
     Int8(Vec<i8>, Vec<f64>, Rotation),
     /// e4m3 values and row scales.
     Fp8(Vec<f64>, Vec<f64>),
+    /// e2m1 values times their blocks' scales, and row scales.
+    Nvfp4(Vec<f64>, Vec<f64>),
 }
 
 #[derive(Clone)]
@@ -49,6 +51,11 @@ pub(super) fn load_weight(linear: HostLinear, _: Residency) -> Result<Linear> {
             let unscaled = packed.iter().map(unscaled).collect::<Result<Vec<_>, _>>()?;
             let scales = packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
             Weight::Fp8(concat(&unscaled)?, scales)
+        }
+        LinearWeight::Packed(packed) if linear.nvfp4_matmul() => {
+            let unscaled = packed.iter().map(without_global_scale).collect::<Result<Vec<_>>>()?;
+            let scales = packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
+            Weight::Nvfp4(concat(&unscaled)?, scales)
         }
         LinearWeight::Dense(dense) => float_weight(concat(dense)?, size[1], linear.fp8_matmul()),
         LinearWeight::Packed(packed) => {
@@ -86,7 +93,9 @@ impl Linear {
                 rotation.rotate(&mut values);
                 values
             }
-            Weight::Fp8(values, scales) => scaled(&mut values.iter().copied(), scales),
+            Weight::Fp8(values, scales) | Weight::Nvfp4(values, scales) => {
+                scaled(&mut values.iter().copied(), scales)
+            }
         }
     }
 
@@ -119,6 +128,10 @@ impl Linear {
                 }
                 Weight::Fp8(weight, scales) => {
                     let (x, scale) = quantize_fp8(x);
+                    y.extend(weight.chunks(cols).zip(scales).map(|(w, row)| dot(&x, w) * scale * row));
+                }
+                Weight::Nvfp4(weight, scales) => {
+                    let (x, scale) = quantize(x, nvfp4::quantize_row);
                     y.extend(weight.chunks(cols).zip(scales).map(|(w, row)| dot(&x, w) * scale * row));
                 }
             }
@@ -176,10 +189,22 @@ fn int8_product(x: &[f64], weight: &[i8], scales: &[f64], rotation: Rotation) ->
 
 /// Quantizes a row to fp8; returns values and scale.
 fn quantize_fp8(x: &[f64]) -> (Vec<f64>, f64) {
+    quantize(x, fp8::quantize_row)
+}
+
+fn quantize(x: &[f64], quantize_row: fn(&[f32], &mut [f32]) -> f32) -> (Vec<f64>, f64) {
     let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
     let mut q = vec![0.0; x.len()];
-    let scale = fp8::quantize_row(&x, &mut q);
+    let scale = quantize_row(&x, &mut q);
     (q.into_iter().map(f64::from).collect(), scale.into())
+}
+
+/// The values of an nvfp4 matrix times their blocks' scales.
+fn without_global_scale(packed: &PackedTensor) -> Result<HostTensor> {
+    let values = PackedTensor::new(packed.format(), packed.shape(), packed.bytes().clone())?;
+    let Scales::PerBlock { scales, high_first, .. } = packed.scales() else { return Ok(values.to_f32()?) };
+    let scales = BlockScales { scales: scales.into(), swizzled: false, high_first, global: 1.0 };
+    Ok(values.with_block_scales(scales)?.to_f32()?)
 }
 
 /// The elements of a weight of any float type.

@@ -32,6 +32,9 @@ pub enum LinearError {
     /// An fp8 matmul requested for an int8 weight.
     #[error("an int8 weight can't use an fp8 matmul")]
     Int8WithFp8Matmul,
+    /// An nvfp4 matmul requested for a weight of another format.
+    #[error("an nvfp4 matmul needs a weight packed as nvfp4")]
+    NotNvfp4,
     /// Matrices of different element types.
     #[error("the weights of one linear layer must have one dtype, found {first} and {second}")]
     DTypes { first: DType, second: DType },

@@ -40,8 +40,8 @@ pub use format::Format;
 use patch::AppliedPatch;
 pub use patch::Patch;
 pub use read::StackedRows;
-use scales::{BLOCK_COLS, SharedScales};
-pub use scales::{BlockScales, Scales, TileScales, swizzled_index};
+use scales::SharedScales;
+pub use scales::{BLOCK_COLS, BlockScales, Scales, TileScales, swizzled_index};
 
 /// A packed matrix. The bytes are shared: cloning and slicing rows copy nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +128,16 @@ impl PackedTensor {
     pub fn is_fp8(&self) -> bool {
         let tiled = matches!(self.scales, SharedScales::PerTile { .. });
         self.format == Format::F8E4M3 && !tiled && !self.is_patched()
+    }
+
+    /// Whether the bytes can be the operand of an nvfp4 matmul: unpatched nvfp4 with block scales, none of them negative.
+    pub fn is_nvfp4(&self) -> bool {
+        match &self.scales {
+            SharedScales::PerBlock { scales, .. } => {
+                !self.is_patched() && scales.scales.iter().all(|s| s & 0x80 == 0)
+            }
+            _ => false,
+        }
     }
 
     /// The storage format.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 /// Columns that share one scale in nvfp4.
-pub(super) const BLOCK_COLS: usize = 16;
+pub const BLOCK_COLS: usize = 16;
 
 /// Scales as a [`PackedTensor`](super::PackedTensor) keeps them. Row slices share them and remember their first row.
 #[derive(Clone, Debug, PartialEq)]

@@ -29,6 +29,11 @@ pub(crate) fn from_e5m2(byte: u8) -> f32 {
 pub(super) const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
+/// Decodes an e2m1.
+pub(crate) fn from_e2m1(code: u8) -> f32 {
+    E2M1[usize::from(code & 15)]
+}
+
 /// Decodes a float with `sign` bits below its sign bit and a mantissa of `fraction` bits.
 ///
 /// The bits are shifted to their position in an f32; a multiplication then corrects the exponent bias, which also

@@ -5,6 +5,7 @@ use kiln_ops::{
     AttentionMask, Backend, Reference, RopeLayout, TrainingBackend, backend_methods, shapes, training_methods,
 };
 use kiln_tensor::LinearWeight;
+use kiln_tensor::packed::{BlockScales, PackedTensor, Scales};
 
 /// The fault of a [`FaultyBackend`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +35,10 @@ pub enum Fault {
     DeltasAtZero,
     /// int8 scales as if 128 were the largest integer.
     Scale128,
+    /// The input of an nvfp4 product is not rounded.
+    UnroundedNvfp4,
+    /// Blocks of an nvfp4 weight have the scales of their neighbours.
+    NeighbourScales,
     /// Top and bottom, and left and right padding are swapped.
     SwappedPadding,
     /// Truncation to bf16 instead of rounding.
@@ -92,6 +97,22 @@ impl TrainingBackend for FaultyBackend {
 type Weight = <Reference as Backend>::Weight;
 type Conv = <Reference as Backend>::Conv;
 
+/// A layer with the bias and the deltas of another.
+fn with_rest_of(layer: HostLinear, other: &HostLinear) -> Result<HostLinear> {
+    Ok(layer.with_bias(other.bias().cloned())?.with_deltas(other.deltas().to_vec())?)
+}
+
+/// An nvfp4 matrix whose scales are moved by one block.
+fn with_neighbour_scales(packed: &PackedTensor) -> Result<PackedTensor> {
+    let Scales::PerBlock { global, mut scales, high_first } = packed.scales() else {
+        return Ok(packed.clone());
+    };
+    scales.rotate_left(1);
+    let scales = BlockScales { scales: scales.into(), swizzled: false, high_first, global };
+    let values = PackedTensor::new(packed.format(), packed.shape(), packed.bytes().clone())?;
+    Ok(values.with_block_scales(scales)?)
+}
+
 impl FaultyBackend {
     /// Groups and their parameters; only the first ones with [`Fault::FirstGroup`].
     fn groups(&self, groups: &RowGroups, x: &HostTensor) -> Result<(RowGroups, HostTensor)> {
@@ -129,8 +150,14 @@ impl FaultyBackend {
                     HostTensor::from_f32(scale.shape(), values)
                 };
                 let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
-                let (bias, deltas) = (linear.bias().cloned(), linear.deltas().to_vec());
-                HostLinear::int8(rows.clone(), scales, *rotation)?.with_bias(bias)?.with_deltas(deltas)?
+                with_rest_of(HostLinear::int8(rows.clone(), scales, *rotation)?, &linear)?
+            }
+            (Fault::UnroundedNvfp4, LinearWeight::Packed(packed)) if linear.nvfp4_matmul() => {
+                with_rest_of(HostLinear::packed(packed.clone())?, &linear)?
+            }
+            (Fault::NeighbourScales, LinearWeight::Packed(packed)) if linear.nvfp4_matmul() => {
+                let packed = packed.iter().map(with_neighbour_scales).collect::<Result<_>>()?;
+                with_rest_of(HostLinear::packed(packed)?.with_nvfp4_matmul()?, &linear)?
             }
             _ => linear,
         };

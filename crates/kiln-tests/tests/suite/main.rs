@@ -113,6 +113,24 @@ fn wrong_formulas_are_detected() {
         &cases.map(|case| format!("linear_int8/{case}")).each_ref().map(String::as_str),
     );
     assert_detected(Fault::Scale128, &["linear_split_int8/", "linear_gated_add_int8/side_by_side"]);
+    let nvfp4 = [
+        "linear_nvfp4/whole_steps",
+        "linear_nvfp4/tails",
+        "linear_nvfp4/heavy_tailed",
+        "linear_nvfp4/deltas",
+    ];
+    for fault in [Fault::UnroundedNvfp4, Fault::NeighbourScales] {
+        assert_detected(fault, &nvfp4);
+        assert_detected(
+            fault,
+            &[
+                "linear_split_nvfp4/",
+                "linear_gated_add_nvfp4/",
+                "swiglu_gated_add_nvfp4/",
+                "ada_linear_split_nvfp4/",
+            ],
+        );
+    }
     assert_detected(Fault::SwappedPadding, &["conv2d/stride_2_far_padding", "conv2d/even_kernel"]);
     assert_detected(Fault::Truncates, &["cast/", "linear/weight_bf16/bf16"]);
     assert_detected(Fault::AlwaysF32, &["linear/weight_bf16/bf16", "add/odd_tails/bf16"]);

@@ -48,6 +48,7 @@ impl<'a> DenseWeight<'a> {
             WeightMatrix::Dense(matrix) => (matrix.ptr(cx, dtype, 0, 0)?, None),
             WeightMatrix::Int8(matrix) => kept(dequantize_int8(cx, matrix, dtype)?),
             WeightMatrix::Fp8(matrix) => kept(dequantize_fp8(cx, matrix, dtype)?),
+            WeightMatrix::Nvfp4(matrix) => kept(matrix.dequantize(cx, dtype)?),
         };
         Ok(DenseWeight { at, _loaded: loaded, _dequantized: dequantized })
     }

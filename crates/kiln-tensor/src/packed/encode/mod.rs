@@ -10,8 +10,10 @@ use super::Format;
 use super::small_floats::{from_e4m3, to_e2m1, to_e4m3};
 use crate::{Error, Result, vector};
 
-const MAX_E4M3: f32 = 448.0;
-const MAX_E2M1: f32 = 6.0;
+/// The largest e4m3 value.
+pub(crate) const MAX_E4M3: f32 = 448.0;
+/// The largest e2m1 value.
+pub(crate) const MAX_E2M1: f32 = 6.0;
 
 /// The largest value before the scale, in a format with one scale for the whole matrix; `None` for all others.
 pub fn max_unscaled(format: Format) -> Option<f32> {
