@@ -77,6 +77,8 @@ pub struct DeviceInfo<B> {
     pub vram: Option<u64>,
     /// Whether it has fp8 matmuls.
     pub has_fp8: bool,
+    /// Whether it has nvfp4 matmuls.
+    pub has_nvfp4: bool,
     pub(crate) hooks: DeviceHooks<B>,
 }
 
@@ -130,8 +132,8 @@ fn cuda_info(backend: &Cuda, device: String, threads: usize) -> DeviceInfo<Cuda>
     };
     let backend = backend.inner();
     let vram = backend.memory_free().ok().map(|bytes| bytes as u64);
-    let has_fp8 = backend.gpu().has_fp8();
-    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, hooks }
+    let (has_fp8, has_nvfp4) = (backend.gpu().has_fp8(), backend.has_nvfp4());
+    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, has_nvfp4, hooks }
 }
 
 fn cpu_info(backend: &Cpu, device: String, threads: usize) -> DeviceInfo<Cpu> {
@@ -144,7 +146,8 @@ fn cpu_info(backend: &Cpu, device: String, threads: usize) -> DeviceInfo<Cpu> {
         any: |b: &Cpu| AnyBackend::Cpu(b.clone()),
     };
     let isa = Some(backend.inner().isa());
-    DeviceInfo { device, is_asynchronous: false, isa, threads, vram: None, has_fp8: false, hooks }
+    let (has_fp8, has_nvfp4) = (false, false);
+    DeviceInfo { device, is_asynchronous: false, isa, threads, vram: None, has_fp8, has_nvfp4, hooks }
 }
 
 /// Runs `visitor` on the backend that `settings` name; `auto` is the CPU.
@@ -246,6 +249,15 @@ impl AnyBackend {
             AnyBackend::Cpu(_) => false,
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => backend.inner().gpu().has_fp8(),
+        }
+    }
+
+    /// Whether it has nvfp4 matmuls.
+    pub fn has_nvfp4(&self) -> bool {
+        match self {
+            AnyBackend::Cpu(_) => false,
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(backend) => backend.inner().has_nvfp4(),
         }
     }
 

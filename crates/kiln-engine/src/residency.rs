@@ -38,7 +38,7 @@ impl WeightBytes {
         precision: LinearPrecision,
     ) -> WeightBytes {
         let element = match precision {
-            LinearPrecision::Float | LinearPrecision::StoredFp8 => stored,
+            LinearPrecision::Float | LinearPrecision::Stored { .. } => stored,
             LinearPrecision::Int8 { .. } | LinearPrecision::Fp8 => 1.0,
         };
         let sizes = |[all, largest]: [u64; 2], element: f64, dequantize: bool| {
@@ -187,7 +187,7 @@ mod tests {
             ((all as f64 * 0.5625) as u64, 2 * largest)
         );
         assert_eq!(sizes(2.0, LinearPrecision::Float).dequantized, 0);
-        let eight_bits = sizes(1.0, LinearPrecision::StoredFp8);
+        let eight_bits = sizes(1.0, LinearPrecision::Stored { nvfp4: false });
         assert_eq!((eight_bits.transformer, eight_bits.dequantized), (all, 0));
         assert_eq!(sizes(2.0, LinearPrecision::Fp8), eight_bits);
     }

@@ -165,8 +165,9 @@ pub(crate) fn choose_precision(
     let threads = backend.threads();
     // Weights that can't be opened are reported when they are loaded.
     let stored = model.transformer.weights();
-    let stored = stored
-        .map_or(LinearPrecision::Float, |source| source.preferred_precision(threads, backend.has_fp8()));
+    let stored = stored.map_or(LinearPrecision::Float, |source| {
+        source.preferred_precision(threads, backend.has_fp8(), backend.has_nvfp4())
+    });
     let precision = match (requested, stored) {
         (Precision::Auto, LinearPrecision::Int8 { .. }) => Precision::Int8,
         (Precision::Auto, _) if backend.default_dtype(model.transformer.weights().ok()) == DType::BF16 => {
@@ -178,7 +179,7 @@ pub(crate) fn choose_precision(
     let linear_precision = match precision {
         Precision::Int8 => LinearPrecision::Int8 { threads },
         Precision::Fp8 => LinearPrecision::Fp8,
-        Precision::Bf16 if stored == LinearPrecision::StoredFp8 => stored,
+        Precision::Bf16 if matches!(stored, LinearPrecision::Stored { .. }) => stored,
         _ => LinearPrecision::Float,
     };
     (precision, linear_precision)

@@ -26,7 +26,10 @@ pub enum LinearPrecision {
     /// The layers of the transformer's blocks as floats, multiplied in fp8. All other layers as floats.
     Fp8,
     /// The layers that the file stores in fp8 (e4m3), multiplied in fp8. All other layers as floats.
-    StoredFp8,
+    Stored {
+        /// Whether layers that the file stores in nvfp4 are multiplied in nvfp4.
+        nvfp4: bool,
+    },
 }
 
 impl LinearPrecision {

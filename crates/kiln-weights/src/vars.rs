@@ -157,7 +157,14 @@ impl<'a> Vars<'a> {
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
         let fp8 = leaves.iter().all(|(leaf, _)| self.has_fp8_matmul(&self.name(leaf)));
         let deltas = self.deltas(leaves, cols)?;
+        let is_nvfp4 = |packed: &[PackedTensor]| {
+            self.precision == LinearPrecision::Stored { nvfp4: true }
+                && packed.iter().all(PackedTensor::is_nvfp4)
+        };
         let layer = match unify(blocks).map_err(tensor)? {
+            Stack::Packed(packed) if is_nvfp4(&packed) => {
+                HostLinear::packed(packed).and_then(HostLinear::with_nvfp4_matmul)
+            }
             Stack::Dense(blocks) if scales.is_empty() => HostLinear::dense(blocks),
             Stack::Dense(rows) => HostLinear::int8(rows, scales, rotation),
             Stack::Packed(packed) => HostLinear::packed(packed),
@@ -197,7 +204,7 @@ impl<'a> Vars<'a> {
     fn has_fp8_matmul(&self, module: &str) -> bool {
         match self.precision {
             LinearPrecision::Fp8 => int8::is_block_layer(module),
-            LinearPrecision::StoredFp8 => self.source.stores_fp8(module),
+            LinearPrecision::Stored { .. } => self.source.stores_fp8(module),
             LinearPrecision::Float | LinearPrecision::Int8 { .. } => false,
         }
     }

@@ -96,8 +96,8 @@ fn layers_that_are_stored_in_fp8_have_fp8_products() {
         ],
         &[],
     );
-    assert_eq!(source.preferred_precision(1, false), LinearPrecision::Float);
-    let vars = source.root().with_precision(source.preferred_precision(1, true));
+    assert_eq!(source.preferred_precision(1, false, false), LinearPrecision::Float);
+    let vars = source.root().with_precision(source.preferred_precision(1, true, true));
     let linear = |name, rows| vars.linear(name, rows, 2).unwrap();
     assert_eq!(
         [linear("x", 2).fp8_matmul(), linear("y", 1).fp8_matmul(), linear("z", 2).fp8_matmul()],
@@ -194,6 +194,13 @@ fn nvfp4_is_read_in_both_orders() {
         assert_eq!(source.entry("x.weight").unwrap().1.dims(), [130, 32]);
         assert!(values(&source, "x.weight") == expected);
         assert_eq!(source.names().count(), 1);
+        for (has_nvfp4, precision) in
+            [(false, LinearPrecision::Float), (true, LinearPrecision::Stored { nvfp4: true })]
+        {
+            assert_eq!(source.preferred_precision(1, true, has_nvfp4), precision);
+            let linear = source.root().with_precision(precision).linear("x", 130, 32).unwrap();
+            assert_eq!(linear.nvfp4_matmul(), has_nvfp4);
+        }
     }
 }
 
@@ -261,7 +268,7 @@ fn block_wise_fp8_has_a_scale_per_tile() {
         );
         assert_eq!(source.names().collect::<Vec<_>>(), ["x.weight"]);
         assert!(values(&source, "x.weight") == tiled(&plain, 300, scales, tile), "{tile} {dtype}");
-        let vars = source.root().with_precision(LinearPrecision::StoredFp8);
+        let vars = source.root().with_precision(LinearPrecision::Stored { nvfp4: true });
         let linear = vars.linear("x", 200, 300).unwrap();
         assert!(
             !linear.fp8_matmul() && !packed(&linear)[0].is_fp8(),
@@ -270,7 +277,7 @@ fn block_wise_fp8_has_a_scale_per_tile() {
         assert!(
             packed(&linear)[0].to_f32().unwrap().to_f32().unwrap()[..] == tiled(&plain, 300, scales, tile)
         );
-        assert_eq!(source.preferred_precision(1, true), LinearPrecision::Float);
+        assert_eq!(source.preferred_precision(1, true, true), LinearPrecision::Float);
     }
 }
 

@@ -90,7 +90,7 @@ fn layers_have_the_requested_precision() {
     {
         assert_eq!(source.is_int8(&format!("{BLOCK}.weight")), stored);
         assert_eq!(
-            source.preferred_precision(3, true),
+            source.preferred_precision(3, true, true),
             if stored { LinearPrecision::Int8 { threads: 3 } } else { LinearPrecision::Float }
         );
         match source.root().linear(BLOCK, 5, 7).unwrap().weight() {

@@ -7,6 +7,7 @@ use kiln_ops::{
     Activation, AttentionMask, AttentionSpec, ConvGeometry, Residency, Result, RopeLayout, RopeTable,
     RowGroups, TrainingBackend,
 };
+use kiln_tensor::packed::{BlockScales, Format, PackedTensor};
 use kiln_tensor::{DType, HostLinear, HostTensor, Rotation, bf16};
 use serde::Serialize;
 
@@ -97,7 +98,7 @@ struct Outcome {
     values: Result<Vec<f32>, String>,
 }
 
-/// Runs the operations. On the backend that gives what is `expected`, fp8 products are computed without fp8.
+/// Runs the operations. On the backend that gives what is `expected`, fp8 and nvfp4 products are computed without these.
 struct Operations {
     expected: bool,
 }
@@ -114,6 +115,9 @@ impl TrainingVisitor for Operations {
                 run.inference();
                 if self.expected || device.has_fp8 {
                     run.fp8(!self.expected);
+                }
+                if self.expected || device.has_nvfp4 {
+                    run.nvfp4(!self.expected);
                 }
                 run.training();
                 outcomes.append(&mut run.outcomes);
@@ -247,6 +251,25 @@ impl<B: TrainingBackend> Run<'_, B> {
         self.add("linear, fp8", |t| {
             let layer = t.layer(2 * t.dim())?;
             t.b.linear(&t.x(4, t.dim())?, &t.load(if fp8 { layer.with_fp8_matmul()? } else { layer })?)
+        });
+    }
+
+    fn nvfp4(&mut self, nvfp4: bool) {
+        let (rows, dim) = (self.rows, self.dim());
+        self.add("linear, nvfp4", |t| {
+            // Values of e2m1, the largest in each block: they are not rounded.
+            let value = |i: usize| [0.0, 0.5, 1.0, 1.5, -2.0, -3.0, -4.0, 6.0][hash(16, i) as usize >> 29];
+            let x = (0..rows * dim).map(|i| if i % 16 == 0 { 6.0 } else { value(i) }).collect();
+            let x = t.b.upload(&HostTensor::from_f32([rows, dim], x)?.to_dtype(t.dtype)?, t.dtype)?;
+            let bytes = (0..dim * dim / 2).map(|i| (hash(17, i) >> 24) as u8).collect::<Vec<u8>>();
+            // From 1/4 to 4.
+            let scales = (0..dim * dim / 16).map(|i| 0x28 + (hash(18, i) >> 27) as u8).collect::<Vec<u8>>();
+            let scales =
+                BlockScales { scales: scales.into(), swizzled: false, high_first: true, global: 1.0 / 64.0 };
+            let packed =
+                PackedTensor::new(Format::NvFp4, [dim, dim], bytes.into())?.with_block_scales(scales)?;
+            let layer = HostLinear::packed(vec![packed])?;
+            t.b.linear(&x, &t.load(if nvfp4 { layer.with_nvfp4_matmul()? } else { layer })?)
         });
     }
 

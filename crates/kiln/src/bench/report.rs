@@ -144,7 +144,8 @@ impl BenchReport {
             backend,
             dtype: match plan.linear_precision {
                 LinearPrecision::Int8 { .. } => "int8".into(),
-                LinearPrecision::Fp8 | LinearPrecision::StoredFp8 => "fp8".into(),
+                LinearPrecision::Fp8 | LinearPrecision::Stored { nvfp4: false } => "fp8".into(),
+                LinearPrecision::Stored { nvfp4: true } => "nvfp4".into(),
                 LinearPrecision::Float => plan.dtype.to_string(),
             },
             width: plan.width,
