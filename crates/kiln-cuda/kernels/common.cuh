@@ -49,6 +49,13 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
     return y;
 }
 
+// The larger value, or NaN if one of them is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
 // d += a * b: a 16x16 row-major, b 16x8, both bf16 fragments of a warp.
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile(

@@ -11,14 +11,10 @@ __device__ __forceinline__ unsigned short round_fp8_pair(float low, float high) 
 }
 #endif
 
-// Quantizes eight elements.
+// Quantizes eight elements. A row with NaN or infinity has a scale of NaN, whatever its bytes are.
 __device__ __forceinline__ u64 round_fp8(const float (&v)[8], float inverse) {
     u64 bytes = 0;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float a = v[2 * j] * inverse, b = v[2 * j + 1] * inverse;
-        // Infinity times 0 is NaN and becomes 0.
-        bytes |= (u64)round_fp8_pair(a == a ? a : 0.0f, b == b ? b : 0.0f) << 16 * j;
-    }
+    for (int j = 0; j < 4; j++) bytes |= (u64)round_fp8_pair(v[2 * j] * inverse, v[2 * j + 1] * inverse) << 16 * j;
     return bytes;
 }

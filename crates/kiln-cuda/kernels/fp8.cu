@@ -7,26 +7,40 @@
 #include "row_scale.cuh"
 #include "e4m3.cuh"
 
-// Quantizes the rows of two concatenated matrices, one block of 256 threads per row; rows are zero-padded to `padded` bytes.
-// SwiGLU is computed once and staged in shared memory until the scale is known.
+// Vectors that a thread keeps until the scale of their row is known.
+const int KEPT = 6;
+
+// Quantizes the rows of two concatenated matrices, one block of whole warps per row; rows are zero-padded to `padded` bytes. What
+// does not fit the registers is read again.
 template <bool SWIGLU, class T>
-__device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded,
-                                         T *staged) {
-    ConcatenatedRow<SWIGLU, T> row(x, x_cols, y, y_cols, blockIdx.x);
+__device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {
+    typedef ConcatenatedRow<SWIGLU, T> Row;
+    Row row(x, x_cols, y, y_cols, blockIdx.x);
     q += (long long)blockIdx.x * padded;
+    int first = 8 * threadIdx.x, stride = 8 * blockDim.x;
     float largest = 0.0f, v[8];
-    for (int i = 8 * threadIdx.x; i < row.cols; i += 8 * 256) {
-        row.load(i, v);
-        if (staged) store_vector(staged + i, v);
+    typename Row::Stored stored[KEPT];
+#pragma unroll
+    for (int n = 0; n < KEPT; n++) stored[n] = row.load_stored(first + n * stride);
+    Vec8<T> kept[KEPT];
+#pragma unroll
+    for (int n = 0; n < KEPT; n++) {
+        row.values(first + n * stride, stored[n], v);
+        kept[n] = narrow<T>(v);
         update_abs_max(largest, v);
     }
-    RowScale scale = row_scale<448>(block_max<8>(largest));
-    for (int i = 8 * threadIdx.x; i < padded; i += 8 * 256) {
-        // A thread reads what it has staged itself.
-        if (staged && i < row.cols)
-            load_vector(staged + i, v);
-        else
-            row.load(i, v);
+    for (int i = first + KEPT * stride; i < row.cols; i += stride) {
+        row.load(i, v);
+        update_abs_max(largest, v);
+    }
+    RowScale scale = row_scale<448>(block_max<0>(largest));
+#pragma unroll
+    for (int n = 0; n < KEPT; n++) {
+        widen(kept[n], v);
+        if (first + n * stride < padded) *(u64 *)(q + first + n * stride) = round_fp8(v, scale.inverse);
+    }
+    for (int i = first + KEPT * stride; i < padded; i += stride) {
+        row.load(i, v);
         *(u64 *)(q + i) = round_fp8(v, scale.inverse);
     }
     if (threadIdx.x == 0) scales[blockIdx.x] = scale.scale;
@@ -119,7 +133,7 @@ template <class T> __device__ __forceinline__ void quantize_gradient(const Gradi
     RowScale scale[GRADIENT_ROWS];
 #pragma unroll
     for (int r = 0; r < GRADIENT_ROWS; r++) {
-        for (int i = 0; i < 8; i++) largest[r] = fmaxf(largest[r], largest_of_warps[r][i]);
+        for (int i = 0; i < 8; i++) largest[r] = max_or_nan(largest[r], largest_of_warps[r][i]);
         scale[r] = row_scale<448>(largest[r]);
         if (threadIdx.x == 0 && first_row + r < args.rows) args.scales[first_row + r] = scale[r].scale;
     }
@@ -165,14 +179,13 @@ extern "C" __global__ void __launch_bounds__(256) transpose_fp8(const unsigned c
 }
 
 #define KERNELS(T, name)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) quantize_fp8_##name(                                            \
+    extern "C" __global__ void __launch_bounds__(512) quantize_fp8_##name(                                            \
         const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {                \
-        quantize<false>(x, x_cols, y, y_cols, q, scales, padded, (T *)nullptr);                                       \
+        quantize<false>(x, x_cols, y, y_cols, q, scales, padded);                                                     \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) quantize_swiglu_fp8_##name(                                     \
+    extern "C" __global__ void __launch_bounds__(512) quantize_swiglu_fp8_##name(                                     \
         const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {                \
-        DYNAMIC_SHARED(row);                                                                                          \
-        quantize<true>(x, x_cols, y, y_cols, q, scales, padded, (T *)row);                                            \
+        quantize<true>(x, x_cols, y, y_cols, q, scales, padded);                                                      \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256) quantize_gradient_fp8_##name(                                   \
         const __grid_constant__ GradientArgs args) {                                                                  \

@@ -1,18 +1,9 @@
 // Quantization of rows with one scale each: reading a row, and its scale.
 
-const unsigned INFINITE_BITS = 0x7f800000u;
-
-// The absolute value; NaN counts as infinite.
-__device__ __forceinline__ float abs_or_infinite(float x) {
-    const float INFINITE = __uint_as_float(INFINITE_BITS);
-    // A comparison with NaN is false.
-    return fabsf(x) < INFINITE ? fabsf(x) : INFINITE;
-}
-
-// Updates `largest` with absolute values.
+// Updates `largest` with absolute values; NaN stays.
 __device__ __forceinline__ void update_abs_max(float &largest, const float (&v)[8]) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) largest = fmaxf(largest, abs_or_infinite(v[j]));
+    for (int j = 0; j < 8; j++) largest = max_or_nan(largest, fabsf(v[j]));
 }
 
 // A row's scale for dequantization and its inverse for quantization.
@@ -23,7 +14,7 @@ struct RowScale {
 // The maximum of a warp.
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    for (int step = 16; step > 0; step /= 2) x = max_or_nan(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
 
@@ -35,13 +26,13 @@ template <int WARPS> __device__ __forceinline__ float block_max(float x) {
     __syncthreads();
     int warps = WARPS ? WARPS : blockDim.x / 32;
 #pragma unroll
-    for (int i = 0; i < warps; i++) x = fmaxf(x, parts[i]);
+    for (int i = 0; i < warps; i++) x = max_or_nan(x, parts[i]);
     return x;
 }
 
 // The scale that maps a row's largest absolute value to LARGEST. Rows with NaN or infinity get a scale of NaN.
 template <int LARGEST> __device__ __forceinline__ RowScale row_scale(float largest) {
-    if (largest == __uint_as_float(INFINITE_BITS)) return {0.0f, __uint_as_float(0x7fc00000u)};
+    if (!(largest < __uint_as_float(0x7f800000u))) return {0.0f, __uint_as_float(0x7fc00000u)};
     if (largest < 1e-30f) return {0.0f, 0.0f};
     return {LARGEST / largest, largest / LARGEST};
 }
@@ -58,32 +49,47 @@ template <bool SWIGLU, class T> struct ConcatenatedRow {
         vector = x_cols % 8 == 0 && y_cols % 8 == 0 && aligned(this->x) && aligned(this->y);
     }
 
-    // Rounded to T, as in the unfused operations.
-    static __device__ __forceinline__ float gated(float gate, float up) {
-        return to_float(from_float<T>(activate_as<T>(gate, 1) * up));
-    }
+    static __device__ __forceinline__ float gated(float gate, float up) { return activate_as<T>(gate, 1) * up; }
 
     __device__ __forceinline__ float element(int i) const {
         if (i < x_cols) return to_float(x[i]);
         if (i >= cols) return 0.0f;
         i -= x_cols;
-        return SWIGLU ? gated(to_float(y[i]), to_float(y[i + y_cols])) : to_float(y[i]);
+        // Rounded to T, as in the unfused operations.
+        return SWIGLU ? to_float(from_float<T>(gated(to_float(y[i]), to_float(y[i + y_cols])))) : to_float(y[i]);
     }
 
-    // Eight elements from a multiple of eight on, zeros beyond the row.
-    __device__ __forceinline__ void load(int i, float (&v)[8]) const {
-        if (vector && i < x_cols) {
-            load_vector(x + i, v);
-        } else if (vector && i < cols) {
-            load_vector(y + (i - x_cols), v);
-            if (SWIGLU) {
-                float up[8];
-                load_vector(y + (i - x_cols + y_cols), up);
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[j] = gated(v[j], up[j]);
-            }
-        } else {
+    // Eight elements as stored, and with SWIGLU the eight that they gate.
+    struct Stored {
+        Vec8<T> x, up;
+    };
+
+    // Loads eight elements from a multiple of eight on, where rows are whole vectors.
+    __device__ __forceinline__ Stored load_stored(int i) const {
+        Stored stored;
+        if (vector && i < cols) {
+            const T *from = i < x_cols ? x + i : y + (i - x_cols);
+            stored.x = load_vec8(from);
+            if (SWIGLU && i >= x_cols) stored.up = load_vec8(from + y_cols);
+        }
+        return stored;
+    }
+
+    // The values of those elements, zeros beyond the row.
+    __device__ __forceinline__ void values(int i, const Stored &stored, float (&v)[8]) const {
+        if (!vector || i >= cols) {
             for (int j = 0; j < 8; j++) v[j] = element(i + j);
+            return;
+        }
+        widen(stored.x, v);
+        if (SWIGLU && i >= x_cols) {
+            float up[8];
+            widen(stored.up, up);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = gated(v[j], up[j]);
+            widen(narrow<T>(v), v);
         }
     }
+
+    __device__ __forceinline__ void load(int i, float (&v)[8]) const { values(i, load_stored(i), v); }
 };

@@ -195,6 +195,7 @@ bf16 round_to_bf16(float x);
 inline unsigned round_bf16_pair(float low, float high) { return float_to_bf16(low) | (unsigned)float_to_bf16(high) << 16; }
 // Rounds to e4m3, ties to even, saturating.
 inline unsigned char float_to_e4m3(float x) {
+    if (x != x) return 0x7f;
     unsigned sign = bits_of(x) >> 31 << 7;
     float a = std::fabs(x);
     int exponent = std::max(std::ilogb(a), -6);
@@ -217,6 +218,16 @@ inline void store_streaming(uint4 *p, uint4 v) { *p = v; }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float fast_reciprocal(float x) { return 1.0f / x; }
+inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::max(a, b); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+// Bytes of a (0 to 3) and b (4 to 7) as the digits of `order` say, the lowest first.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned order) {
+    unsigned long long bytes = (unsigned long long)b << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= (unsigned)(bytes >> 8 * (order >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
 
 // Fragment layout as in the PTX manual, mma.m16n8k16 with .bf16.
 inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

@@ -21,7 +21,9 @@ kernels! {
 
 /// Rows of a tile and threads, as in `attention_8bit.cu`.
 const ROWS: usize = 128;
-const ROUND_THREADS: usize = 512;
+const ROUND_THREADS: usize = 256;
+/// Tiles that a block measures, as there.
+const MEASURED: usize = 4;
 /// Warpgroups with 64 queries each, tiles of keys in shared memory and threads, as in `attention_hopper_8bit.cu`.
 const CONSUMERS: usize = 3;
 const DEPTH: usize = 4;
@@ -38,7 +40,8 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
     let [queries, keys, heads, kv_heads] =
         [args.queries, args.keys, args.heads, args.kv_heads].map(|n| n as usize);
     let (dim, tiles) = (DIM as usize, keys.div_ceil(ROWS));
-    let measured = cx.allocate(2 * kv_heads * tiles * dim * 4)?;
+    let parts = tiles.div_ceil(MEASURED);
+    let measured = cx.allocate(2 * kv_heads * parts * dim * 4)?;
     let scales = cx.allocate((heads * queries + kv_heads * tiles + kv_heads * dim) * 4)?;
     let q = cx.allocate(queries * heads * dim)?;
     let k = cx.allocate(keys * kv_heads * dim)?;
@@ -55,7 +58,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         heads: args.heads,
         kv_heads: args.kv_heads,
         sums,
-        maxima: sums + (4 * kv_heads * tiles * dim) as u64,
+        maxima: sums + (4 * kv_heads * parts * dim) as u64,
         q_out: q.ptr(cx),
         k_out: k.ptr(cx),
         v_out: v.ptr(cx),
@@ -64,7 +67,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         v_scales: k_scales + (4 * kv_heads * tiles) as u64,
     };
     let launch = |kernel, grid| cx.launch(kernel, grid, ROUND_THREADS, 0, &RoundAttention { args: rounding });
-    launch(MEASURE_KEYS_VALUES, [tiles, 2 * kv_heads])?;
+    launch(MEASURE_KEYS_VALUES, [parts, 2 * kv_heads])?;
     launch(ROUND_ATTENTION, [tiles.max(queries.div_ceil(ROWS)), heads + 2 * kv_heads])?;
 
     let map = |at: DevicePtr, width: usize, rows: usize, tile: usize| -> Result<_> {

@@ -13,7 +13,7 @@ use super::movement::{Concatenated, concat_columns};
 use super::norm::{ADA_LAYER_NORM_FP8, AdaLayerNormFp8, register_grid};
 use super::quantize_fp8::{
     GEMM_FP8, GemmFp8, QUANTIZE_GRADIENT_FP8, QUANTIZE_SWIGLU_FP8, QuantizeGradientFp8, QuantizeSwigluFp8,
-    RESCALE_FP8, RescaleFp8, quantize_rows,
+    RESCALE_FP8, RescaleFp8, quantize_rows, quantize_threads,
 };
 use crate::context::{Context, int};
 use crate::error;
@@ -25,19 +25,11 @@ use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 use crate::weight::QuantizedMatrix;
 
-/// Largest row that is staged: every GPU has 99 KiB of shared memory, and the kernel has static arrays too.
-const MAX_STAGED_BYTES: usize = 96 << 10;
-
 /// Gradients that are quantized as one matrix without a copy.
 const MAX_GRADIENTS: usize = 4;
 
 /// Rows of gradients per block, as in `fp8.cu`.
 const GRADIENT_ROWS: usize = 4;
-
-/// Shared memory for a row until its scale is known, in bytes.
-fn staged_row_bytes(cols: usize, dtype: DType) -> usize {
-    cols.next_multiple_of(8) * dtype.size()
-}
 
 /// Activations in fp8 with one scale per row.
 pub(crate) struct Fp8Operand {
@@ -59,11 +51,6 @@ impl Fp8Operand {
         let to = [operand.bytes.ptr(cx), operand.scales.ptr(cx)];
         quantize_rows(cx, dtype, ptrs, widths, rows, to, w.depth)?;
         Ok(operand)
-    }
-
-    /// Whether rows of the weight's width fit the shared memory of [`Fp8Operand::from_swiglu`].
-    pub fn supports_swiglu(w: &QuantizedMatrix, dtype: DType) -> bool {
-        staged_row_bytes(w.cols, dtype) <= MAX_STAGED_BYTES
     }
 
     /// Quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
@@ -88,7 +75,7 @@ impl Fp8Operand {
             scales: operand.scales.ptr(cx),
             padded: size(w.depth)?,
         };
-        cx.launch(kernel, [rows, 1], 256, staged_row_bytes(w.cols, x.dtype()), &parameters)?;
+        cx.launch(kernel, [rows, 1], quantize_threads(w.depth), 0, &parameters)?;
         Ok(operand)
     }
 

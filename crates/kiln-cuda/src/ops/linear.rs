@@ -107,13 +107,13 @@ pub(crate) fn swiglu_gated_add(
             WeightMatrix::Int8(weight) => {
                 Some(Quantized::Int8(Int8Operand::from_swiglu(cx, left, gate_up, weight)?))
             }
-            WeightMatrix::Fp8(weight) if Fp8Operand::supports_swiglu(weight, dtype) => {
+            WeightMatrix::Fp8(weight) => {
                 Some(Quantized::Fp8(Fp8Operand::from_swiglu(cx, left, gate_up, weight)?))
             }
             WeightMatrix::Nvfp4(weight) => {
                 Some(Quantized::Nvfp4(Nvfp4Operand::from_swiglu(cx, left, gate_up, weight)?))
             }
-            _ => None,
+            WeightMatrix::Dense(_) => None,
         };
         if quantized.is_some() {
             let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), quantized };

@@ -28,6 +28,15 @@ kernels! {
     }
 }
 
+/// Columns that a thread of the quantizing kernels keeps, and their largest block, as in `fp8.cu`.
+const KEPT_COLUMNS: usize = 48;
+const MAX_THREADS: usize = 512;
+
+/// Threads of a block that quantizes a row of `depth` bytes: those that keep all of it, if possible.
+pub(crate) fn quantize_threads(depth: usize) -> usize {
+    depth.div_ceil(KEPT_COLUMNS).next_multiple_of(32).min(MAX_THREADS)
+}
+
 /// Quantizes the rows of two matrices, concatenated by columns, to fp8 rows of `depth` bytes with one scale each.
 pub(crate) fn quantize_rows(
     cx: &Context,
@@ -49,5 +58,5 @@ pub(crate) fn quantize_rows(
         scales,
         padded: size(depth)?,
     };
-    cx.launch(kernel, [rows, 1], 256, 0, &parameters)
+    cx.launch(kernel, [rows, 1], quantize_threads(depth), 0, &parameters)
 }
