@@ -1,23 +1,7 @@
 // Group norm of channels-last images in three launches: moments of ranges of pixels, their merge for each group, and the
 // result. Deterministic: nothing depends on the order of blocks.
 
-// Count, mean and sum of squared deviations of some values.
-template <class F> struct Moments {
-    F n, mean, squares;
-
-    __device__ __forceinline__ void merge(const Moments &other) {
-        if (other.n == 0) return;
-        F merged = n + other.n, d = other.mean - mean, weight = other.n / merged;
-        squares += other.squares + d * n * (d * weight);
-        mean += d * weight;
-        n = merged;
-    }
-
-    __device__ __forceinline__ void store(float *partials, long long at) const {
-        partials += 3 * at;
-        partials[0] = n, partials[1] = mean, partials[2] = squares;
-    }
-};
+#include "moments.cuh"
 
 // One block per group and range of pixels; any number of channels.
 template <class T>
@@ -187,12 +171,12 @@ __device__ __forceinline__ void group_norm_apply_vector(const T *x, const float 
 
 const int MERGE_THREADS = 256;
 
-// One block per group.
-extern "C" __global__ void group_norm_merge(const float *partials, float *stats, int count, int groups, float eps) {
+// One block per group, whose channels have `parts` partial results each of `count` times.
+extern "C" __global__ void group_norm_merge(const float *partials, float *stats, int count, int groups, int parts, float eps) {
     __shared__ Moments<double> merged[MERGE_THREADS];
     Moments<double> own = {};
-    for (int i = threadIdx.x; i < count; i += MERGE_THREADS) {
-        const float *partial = partials + 3 * ((long long)i * groups + blockIdx.x);
+    for (int i = threadIdx.x; i < count * parts; i += MERGE_THREADS) {
+        const float *partial = partials + 3 * (((long long)(i / parts) * groups + blockIdx.x) * parts + i % parts);
         own.merge({partial[0], partial[1], partial[2]});
     }
     merged[threadIdx.x] = own;

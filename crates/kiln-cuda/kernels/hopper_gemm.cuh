@@ -85,7 +85,7 @@ struct GemmTile {
     }
 };
 
-// Types of x and w: elements in 128 bytes, whether rows of both have scales, and the type of sums.
+// Types of x and w: elements in 128 bytes, whether rows of w have scales, and the type of sums.
 struct Bf16Input {
     static const int ELEMENTS = 64;
     static const bool SCALED = false;
@@ -204,7 +204,7 @@ template <class Input, int N> struct Epilogue {
         column = tile.n0 + lane % 4 * 2;
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            x_scales[r] = args.alpha * (Input::SCALED ? args.x_scales[row + 8 * r < args.rows ? row + 8 * r : 0] : 1.0f);
+            x_scales[r] = args.alpha * (args.x_scales ? args.x_scales[row + 8 * r < args.rows ? row + 8 * r : 0] : 1.0f);
 #pragma unroll
         for (int i = 0; i < EIGHTH; i++)
             if (Input::SCALED) load_values(args.w_scales, of_all(inside(lane / 4 * EIGHTH + i)), false, w_scales[i]);

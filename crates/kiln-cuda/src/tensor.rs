@@ -15,6 +15,25 @@ pub struct CudaTensor {
     start: usize,
     shape: Shape,
     dtype: DType,
+    moments: Option<Moments>,
+}
+
+/// Moments of an image's values, which a convolution computes along with them, for group norms.
+///
+/// `[blocks, channels / Moments::CHANNELS]`, each count, mean and sum of squared deviations.
+#[derive(Clone)]
+pub(crate) struct Moments {
+    pub buffer: DeviceBuffer,
+    pub blocks: usize,
+}
+
+impl Moments {
+    /// Channels whose values have common moments, as in `conv_hopper.cu`.
+    pub const CHANNELS: usize = 4;
+
+    pub fn new(cx: &Context, blocks: usize, channels: usize) -> Result<Moments> {
+        Ok(Moments { buffer: cx.allocate(blocks * (channels / Moments::CHANNELS) * 3 * 4)?, blocks })
+    }
 }
 
 /// Identity of a tensor; does not keep it alive.
@@ -40,7 +59,7 @@ impl CudaTensor {
         let bytes = shape.checked_numel().and_then(|n| n.checked_mul(dtype.size()));
         let bytes = bytes.ok_or_else(|| Error::Memory { backend: cx.name(), bytes: usize::MAX })?;
         let buffer = cx.allocate(bytes)?;
-        Ok(CudaTensor { buffer, start: 0, shape, dtype })
+        Ok(CudaTensor { buffer, start: 0, shape, dtype, moments: None })
     }
 
     /// Address of the first element, for work in this context.
@@ -60,6 +79,7 @@ impl CudaTensor {
 
     /// Whether nothing else refers to its memory, which may then be changed.
     pub(crate) fn is_unique(&mut self) -> bool {
+        self.moments = None;
         self.buffer.is_unique()
     }
 
@@ -72,7 +92,17 @@ impl CudaTensor {
     /// Returns a view that starts `start` elements into this tensor.
     pub(crate) fn view(&self, start: usize, shape: Shape) -> CudaTensor {
         debug_assert!(start + shape.numel() <= self.shape.numel());
-        CudaTensor { start: self.start + start * self.dtype.size(), shape, ..self.clone() }
+        CudaTensor { start: self.start + start * self.dtype.size(), shape, moments: None, ..self.clone() }
+    }
+
+    /// The tensor with the moments of its values.
+    pub(crate) fn with_moments(self, moments: Option<Moments>) -> CudaTensor {
+        CudaTensor { moments, ..self }
+    }
+
+    /// Moments of its values, if they are known.
+    pub(crate) fn moments(&self) -> Option<&Moments> {
+        self.moments.as_ref()
     }
 
     /// Whether this is the tensor with that identity, and so with the same content.

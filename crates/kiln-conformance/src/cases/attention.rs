@@ -50,7 +50,13 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add("attention/full_size_uneven_shares", unmasked(67, 67, 128, &[[130, 290]]));
     list.add("attention/row_blocks", RowBlocks { dim: 32 });
     list.add("attention/row_blocks_head_dim_128", RowBlocks { dim: 128 });
-    for (name, scores) in [("steep", Scores::Steep), ("all_high", Scores::High), ("all_low", Scores::Low)] {
+    let scores = [
+        ("steep", Scores::Steep),
+        ("all_high", Scores::High),
+        ("all_low", Scores::Low),
+        ("rising", Scores::Rising),
+    ];
+    for (name, scores) in scores {
         list.add(&format!("attention/scores_{name}"), LargeScores(scores));
     }
     list.add("attention/heavy_tailed_values", HeavyTailedValues);
@@ -156,13 +162,15 @@ enum Scores {
     High,
     /// All near −140: 0 over 0, unless the maximum is subtracted.
     Low,
+    /// From far below zero to far above, key by key.
+    Rising,
 }
 
 struct LargeScores(Scores);
 
 impl Scenario for LargeScores {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
-        for (dim, keys) in [(64, 17), (128, 130), (32, 65)] {
+        for (dim, keys) in [(64, 17), (128, 130), (32, 65), (256, 776)] {
             let spec = AttentionSpec::new(2, 2, AttentionMask::None);
             let spread = if matches!(self.0, Scores::Steep) { 8.0 } else { 1.0 };
             let mut q = t.draw(NORMAL.scaled(spread), [33, 2 * dim]);
@@ -171,8 +179,12 @@ impl Scenario for LargeScores {
             let strong = (140.0 * (dim as f32).sqrt()).sqrt();
             match self.0 {
                 Scores::Steep => {}
-                Scores::High => (q, k) = (with_first(&q, dim, strong)?, with_first(&k, dim, strong)?),
-                Scores::Low => (q, k) = (with_first(&q, dim, strong)?, with_first(&k, dim, -strong)?),
+                Scores::High => (q, k) = (with_first(&q, dim, |_| strong)?, with_first(&k, dim, |_| strong)?),
+                Scores::Low => (q, k) = (with_first(&q, dim, |_| strong)?, with_first(&k, dim, |_| -strong)?),
+                Scores::Rising => {
+                    let rising = |row: usize| strong * (2.0 * row as f32 / (keys - 1) as f32 - 1.0);
+                    (q, k) = (with_first(&q, dim, |_| strong)?, with_first(&k, dim, rising)?);
+                }
             }
             let (q, k) = (t.upload_activation(&q)?, t.upload_activation(&k)?);
             let v = t.activation(NORMAL, [keys, 2 * dim])?;
@@ -184,9 +196,11 @@ impl Scenario for LargeScores {
     }
 }
 
-/// Replaces the first element of every head.
-fn with_first(x: &HostTensor, dim: usize, value: f32) -> Result<HostTensor> {
-    let values = x.to_f32()?.iter().enumerate().map(|(i, &x)| if i % dim == 0 { value } else { x }).collect();
+/// Replaces the first element of every head, in each row by another value.
+fn with_first(x: &HostTensor, dim: usize, value: impl Fn(usize) -> f32) -> Result<HostTensor> {
+    let width = x.shape().last();
+    let replaced = |(i, &x): (usize, &f32)| if i % dim == 0 { value(i / width) } else { x };
+    let values = x.to_f32()?.iter().enumerate().map(replaced).collect();
     Ok(HostTensor::from_f32(Shape::from(x.shape()), values)?)
 }
 
@@ -222,14 +236,16 @@ impl Scenario for EightBits {
             ([3, 1], [&[200], &[300]], AttentionMask::None),
         ];
         for ([heads, kv_heads], [queries, keys], mask) in all {
-            let mut blocks =
-                |lengths: &[usize], heads: usize, first: Option<f32>| -> Result<Vec<B::Tensor>> {
-                    let block = |&n: &usize| {
-                        let x = t.draw(NORMAL, [n, heads * dim]);
-                        t.upload_activation(&first.map_or(Ok(x.clone()), |first| with_first(&x, dim, first))?)
-                    };
-                    lengths.iter().map(block).collect()
+            let mut blocks = |lengths: &[usize],
+                              heads: usize,
+                              first: Option<f32>|
+             -> Result<Vec<B::Tensor>> {
+                let block = |&n: &usize| {
+                    let x = t.draw(NORMAL, [n, heads * dim]);
+                    t.upload_activation(&first.map_or(Ok(x.clone()), |first| with_first(&x, dim, |_| first))?)
                 };
+                lengths.iter().map(block).collect()
+            };
             let q = blocks(queries, heads, None)?;
             let (k, v) = (blocks(keys, kv_heads, Some(20.0))?, blocks(keys, kv_heads, Some(-6.0))?);
             let label = format!("{heads} of {kv_heads} heads, queries {queries:?}, keys {keys:?}, {mask:?}");

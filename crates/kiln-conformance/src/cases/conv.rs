@@ -1,6 +1,6 @@
 //! Convolutions: kernels, strides, paddings, upsampling, residuals.
 
-use kiln_ops::{Backend, ConvGeometry, Result, TrainingBackend};
+use kiln_ops::{Activation, Backend, ConvGeometry, Result, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use super::list::CaseList;
@@ -41,7 +41,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add("conv2d/single_pixel", Conv { sizes: pixel.clone(), ..base([3, 3], ConvGeometry::same(3)) });
     list.add("conv2d/single_pixel_upsampled", Conv { sizes: pixel, ..base([3, 3], UPSAMPLE) });
     // Several blocks of pixels and of channels, the last ones incomplete.
-    let blocks = vec![[18, 35, 72, 136], [17, 16, 16, 3]];
+    let blocks = vec![[18, 35, 72, 136], [17, 16, 16, 3], [34, 18, 512, 16]];
     let several = Conv { sizes: blocks, residual: true, ..base([3, 3], ConvGeometry::same(3)) };
     list.add("conv2d/several_blocks", several);
     let upsampled = Conv { sizes: vec![[18, 35, 72, 136], [16, 17, 64, 16]], ..base([3, 3], UPSAMPLE) };
@@ -53,6 +53,9 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add("conv2d/full_size_many_blocks_upsampled", many);
     let full = vec![[33, 32, 128, 96]];
     list.add("conv2d/full_size", Conv { sizes: full, ..base([3, 3], ConvGeometry::same(3)) });
+    for (name, geometry) in [("", ConvGeometry::same(3)), ("_upsampled", UPSAMPLE)] {
+        list.add(&format!("conv2d/then_group_norm{name}"), ThenGroupNorm { geometry });
+    }
     list.add_once("invalid_arguments/conv", Invalid);
 }
 
@@ -110,6 +113,40 @@ impl Scenario for Conv {
                 _ => Tolerance::sum(terms).rounded_inside(t.dtype),
             };
             t.record(format!("{h}x{w}x{channels} to {out}"), &y, tolerance)?;
+        }
+        Ok(())
+    }
+}
+
+/// A convolution and the group norm of its result, whose moments a backend may compute with the convolution.
+struct ThenGroupNorm {
+    geometry: ConvGeometry,
+}
+
+impl Scenario for ThenGroupNorm {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        for ([h, w, channels, out], all_groups) in
+            [([18, 35, 72, 136], &[34, 17, 4][..]), ([1, 1, 8, 16], &[4])]
+        {
+            let x = t.activation(NORMAL, [h, w, channels])?;
+            let kernel = t.stored(NORMAL.scaled(0.04), [out, channels, 3, 3], DType::BF16)?;
+            let conv = t.b.load_conv(&kernel, Some(&t.stored(NORMAL, [out], DType::BF16)?))?;
+            let (weight, bias) = (t.parameter(NORMAL, [out])?, t.parameter(NORMAL, [out])?);
+            let [oh, ow] = if self.geometry.upsample { [2 * h, 2 * w] } else { [h, w] };
+            let residual = t.activation(NORMAL, [oh, ow, out])?;
+            let y = t.b.conv2d(&x, &conv, self.geometry, Some(&residual))?;
+            // The convolution's result is rounded, too.
+            let tolerance =
+                Tolerance::sum(9 * channels).conditioned(4.0).rounded_inside(t.dtype).rounded_inside(t.dtype);
+            for &groups in all_groups {
+                let y = t.b.group_norm(&y, groups, &weight, &bias, 1e-5, Some(Activation::Silu))?;
+                t.record(format!("{oh}x{ow}x{out} in {groups} groups"), &y, tolerance)?;
+            }
+            // Flattened, its pixels have more channels, and other moments.
+            let flat = t.b.reshape(&y, [1, oh, ow * out].into())?;
+            let (weight, bias) = (t.parameter(NORMAL, [ow * out])?, t.parameter(NORMAL, [ow * out])?);
+            let y = t.b.group_norm(&flat, 4, &weight, &bias, 1e-5, None)?;
+            t.record(format!("flattened to {}", ow * out), &y, tolerance)?;
         }
         Ok(())
     }

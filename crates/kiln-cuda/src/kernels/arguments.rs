@@ -23,6 +23,7 @@ arguments! {
     AttentionArgs = "AttentionArgs";
     HopperAttentionArgs = "HopperAttentionArgs";
     RoundAttentionArgs = "RoundAttentionArgs";
+    WideScoresArgs = "WideScoresArgs";
     ConvArgs = "ConvArgs";
     HopperConvArgs = "HopperConvArgs";
     HopperGemmArgs = "HopperGemmArgs";
@@ -41,13 +42,14 @@ arguments! {
 const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 56);
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
 const _: () = assert!(size_of::<RoundAttentionArgs>() == 3 * 104 + 80);
+const _: () = assert!(size_of::<WideScoresArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
 const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
 const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
 const _: () = assert!(size_of::<GradientArgs>() == 88 && size_of::<LowRankArgs>() == 104);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
-const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
+const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 128);
 const _: () = assert!(size_of::<HopperGemmArgs>() == 3 * 128 + 128);
 const _: () = assert!(size_of::<MmaGemmArgs>() == 7 * 8 + 6 * 8 + 32);
 const _: () = assert!(size_of::<Nvfp4GemmArgs>() == size_of::<MmaGemmArgs>() + 16);
@@ -156,6 +158,20 @@ pub(crate) struct RoundAttentionArgs {
     pub q_scales: DevicePtr,
     pub k_scales: DevicePtr,
     pub v_scales: DevicePtr,
+}
+
+/// Arguments of the scores of attention with wide heads on Hopper; the fields are explained in `attention_wide.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WideScoresArgs {
+    pub q: TensorMap,
+    pub k: TensorMap,
+    pub out: DevicePtr,
+    pub inverse_sums: DevicePtr,
+    pub queries: i32,
+    pub keys: i32,
+    pub steps: i32,
+    pub scale: f32,
 }
 
 /// Arguments of the attention's gradients; the fields are explained in `attention_backward.cu`.
@@ -330,6 +346,7 @@ pub(crate) struct HopperConvArgs {
     pub bias: DevicePtr,
     pub add: DevicePtr,
     pub out: DevicePtr,
+    pub moments: DevicePtr,
     pub channels: i32,
     pub height: i32,
     pub width: i32,

@@ -11,7 +11,7 @@ pub(crate) use arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
     HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS,
     MmaAttentionBackwardArgs, MmaGemmArgs, Nvfp4GemmArgs, PackedMatrixArgs, ProdigyArgs, RoundAttentionArgs,
-    Segments,
+    Segments, WideScoresArgs,
 };
 #[cfg(test)]
 pub(crate) use kernel::KernelArgument;

@@ -55,16 +55,14 @@ pub(crate) fn conv2d(
         return Ok(out);
     }
     if conv_hopper::supports(cx, &args, x.dtype()) {
-        conv_hopper::run(cx, &args, conv)?;
-        return Ok(out);
+        return Ok(out.with_moments(conv_hopper::run(cx, &args, conv)?));
     }
     // TMA cannot read a pixel twice, and an upsampled copy costs less than the slower kernels.
     let plain = ConvArgs { upsample: 0, ..args };
     if geometry.upsample && conv_hopper::supports(cx, &plain, x.dtype()) {
         let larger = upsample(cx, x)?;
         let plain = ConvArgs { x: larger.ptr(cx), input: sizes(image_dims(larger.shape()))?, ..plain };
-        conv_hopper::run(cx, &plain, conv)?;
-        return Ok(out);
+        return Ok(out.with_moments(conv_hopper::run(cx, &plain, conv)?));
     }
     implicit_gemm::run(cx, &args, x.dtype(), x.dtype())?;
     Ok(out)

@@ -1,4 +1,4 @@
-//! Group norm in three launches: partial moments, their merge, and the result.
+//! Group norm in three launches: partial moments, their merge, and the result. A convolution's result brings its moments.
 
 use kiln_ops::{Activation, Result, Tensor as _, shapes};
 
@@ -7,13 +7,12 @@ use super::grid::{THREADS, row_grid};
 use super::movement::image_dims;
 use crate::context::{Context, int};
 use crate::kernels::kernels;
-use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
-use crate::tensor::CudaTensor;
+use crate::tensor::{CudaTensor, Moments};
 
 kernels! {
     "group_norm" {
-        GroupNormMerge(partials: DevicePtr, stats: DevicePtr, count: i32, groups: i32, eps: f32):
+        GroupNormMerge(partials: DevicePtr, stats: DevicePtr, count: i32, groups: i32, parts: i32, eps: f32):
             GROUP_NORM_MERGE = "group_norm_merge";
         GroupNormPartial(x: DevicePtr, partials: DevicePtr, pixels: i64, channels: i32, groups: i32,
             pixels_per_block: i32):
@@ -55,38 +54,57 @@ pub(crate) fn group_norm(
         return Ok(out);
     }
     let size = |n: usize| int("group_norm", n);
-    let stats = cx.allocate(groups * 2 * 4)?;
-    let width = size(channels / groups)?;
+    let width = channels / groups;
     let aligned = [x, weight, bias].iter().all(|t| t.is_aligned());
     let vector = channels % 8 == 0 && channels <= 8 * THREADS && aligned;
-    // Per partial result: count, mean and sum of squared deviations.
-    let partials = |count: usize| cx.allocate(count * groups * 3 * 4);
-    let merge = |partials: &DeviceBuffer, count: usize| {
-        let parameters = GroupNormMerge {
-            partials: partials.ptr(cx),
-            stats: stats.ptr(cx),
-            count: size(count)?,
-            groups: size(groups)?,
-            eps,
-        };
-        cx.launch(GROUP_NORM_MERGE, [groups, 1], THREADS, 0, &parameters)
+    let chunks = pixels.div_ceil(PIXELS_PER_THREAD * (THREADS / (channels / 8).max(1)).max(1));
+    let vector_blocks = chunks.min(BLOCKS_PER_MULTIPROCESSOR * cx.gpu().multiprocessors.max(1) as usize);
+    let (partials, count, parts) = match x.moments() {
+        Some(moments) if width.is_multiple_of(Moments::CHANNELS) => {
+            (moments.buffer.clone(), moments.blocks, width / Moments::CHANNELS)
+        }
+        _ => {
+            let pixels_per_block = (ELEMENTS_PER_BLOCK / channels).max(1);
+            let blocks = if vector { vector_blocks } else { pixels.div_ceil(pixels_per_block) };
+            // Per partial result: count, mean and sum of squared deviations.
+            let partials = cx.allocate(blocks * groups * 3 * 4)?;
+            if vector {
+                let parameters = GroupNormPartialVector {
+                    x: x.ptr(cx),
+                    partials: partials.ptr(cx),
+                    pixels: pixels as i64,
+                    chunks: size(chunks)?,
+                    channels: size(channels)?,
+                    groups: size(groups)?,
+                };
+                let kernel = GROUP_NORM_PARTIAL_VECTOR.of(x.dtype());
+                cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
+            } else {
+                let parameters = GroupNormPartial {
+                    x: x.ptr(cx),
+                    partials: partials.ptr(cx),
+                    pixels: pixels as i64,
+                    channels: size(channels)?,
+                    groups: size(groups)?,
+                    pixels_per_block: size(pixels_per_block)?,
+                };
+                let kernel = GROUP_NORM_PARTIAL.of(x.dtype());
+                cx.launch(kernel, [blocks, groups], THREADS, 0, &parameters)?;
+            }
+            (partials, blocks, 1)
+        }
     };
+    let stats = cx.allocate(groups * 2 * 4)?;
+    let parameters = GroupNormMerge {
+        partials: partials.ptr(cx),
+        stats: stats.ptr(cx),
+        count: size(count)?,
+        groups: size(groups)?,
+        parts: size(parts)?,
+        eps,
+    };
+    cx.launch(GROUP_NORM_MERGE, [groups, 1], THREADS, 0, &parameters)?;
     if vector {
-        let chunks = pixels.div_ceil(PIXELS_PER_THREAD * (THREADS / (channels / 8)));
-        let blocks = chunks.min(BLOCKS_PER_MULTIPROCESSOR * cx.gpu().multiprocessors.max(1) as usize);
-        let partials = partials(blocks)?;
-        let kernel = GROUP_NORM_PARTIAL_VECTOR.of(x.dtype());
-        let parameters = GroupNormPartialVector {
-            x: x.ptr(cx),
-            partials: partials.ptr(cx),
-            pixels: pixels as i64,
-            chunks: size(chunks)?,
-            channels: size(channels)?,
-            groups: size(groups)?,
-        };
-        cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
-        merge(&partials, blocks)?;
-        let kernel = GROUP_NORM_APPLY_VECTOR.of(x.dtype());
         let parameters = GroupNormApplyVector {
             x: x.ptr(cx),
             stats: stats.ptr(cx),
@@ -96,38 +114,23 @@ pub(crate) fn group_norm(
             pixels: pixels as i64,
             chunks: size(chunks)?,
             channels: size(channels)?,
-            width,
+            width: size(width)?,
             f: activation_code(f),
         };
-        cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
-        return Ok(out);
+        cx.launch(GROUP_NORM_APPLY_VECTOR.of(x.dtype()), [vector_blocks, 1], THREADS, 0, &parameters)?;
+    } else {
+        let parameters = GroupNormApply {
+            x: x.ptr(cx),
+            stats: stats.ptr(cx),
+            weight: weight.ptr(cx),
+            bias: bias.ptr(cx),
+            out: out.ptr(cx),
+            pixels: pixels as i64,
+            channels: size(channels)?,
+            width: size(width)?,
+            f: activation_code(f),
+        };
+        cx.launch(GROUP_NORM_APPLY.of(x.dtype()), row_grid(pixels, channels), THREADS, 0, &parameters)?;
     }
-    let pixels_per_block = (ELEMENTS_PER_BLOCK / channels).max(1);
-    let blocks = pixels.div_ceil(pixels_per_block);
-    let partials = partials(blocks)?;
-    let kernel = GROUP_NORM_PARTIAL.of(x.dtype());
-    let parameters = GroupNormPartial {
-        x: x.ptr(cx),
-        partials: partials.ptr(cx),
-        pixels: pixels as i64,
-        channels: size(channels)?,
-        groups: size(groups)?,
-        pixels_per_block: size(pixels_per_block)?,
-    };
-    cx.launch(kernel, [blocks, groups], THREADS, 0, &parameters)?;
-    merge(&partials, blocks)?;
-    let kernel = GROUP_NORM_APPLY.of(x.dtype());
-    let parameters = GroupNormApply {
-        x: x.ptr(cx),
-        stats: stats.ptr(cx),
-        weight: weight.ptr(cx),
-        bias: bias.ptr(cx),
-        out: out.ptr(cx),
-        pixels: pixels as i64,
-        channels: size(channels)?,
-        width,
-        f: activation_code(f),
-    };
-    cx.launch(kernel, row_grid(pixels, channels), THREADS, 0, &parameters)?;
     Ok(out)
 }
