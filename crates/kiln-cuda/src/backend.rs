@@ -42,7 +42,7 @@ impl CudaBackend {
 
     /// Why cuBLASLt is not used; `None` if it is.
     pub fn cublaslt_error(&self) -> Option<&Error> {
-        self.cx.shared().gemm.cublaslt.as_ref().err()
+        self.cx.shared().gemm.cublaslt().as_ref().err()
     }
 
     /// Bytes of GPU memory that this backend can still allocate.

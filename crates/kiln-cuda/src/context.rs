@@ -4,16 +4,15 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use kiln_ops::Error;
-
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::flags::BlockFlags;
 use crate::gemm::cublaslt::CublasLtGemm;
 use crate::gemm::fast::FastGemm;
 use crate::gemm::nvfp4::Nvfp4Gemm;
 use crate::gemm::shape::GemmShape;
 use crate::kernels::{Kernel, Parameters};
+use crate::later::Later;
 use crate::options::{Graphs, Options};
 use crate::queue::{DeviceBuffer, Queue, Recording};
 use crate::slow::SlowProducts;
@@ -54,9 +53,15 @@ impl Context {
     pub fn new(options: &Options) -> Result<Context> {
         let device = Arc::new(Device::new(options)?);
         let cublaslt = if options.disable_cublaslt {
-            Err(crate::error::Error::Missing { library: "cuBLASLt", install: "it is disabled" })
+            Later::ready(Err(Error::Missing { library: "cuBLASLt", install: "it is disabled" }))
         } else {
-            CublasLtGemm::new(&device)
+            let device = Arc::clone(&device);
+            Later::start(move || {
+                let cublaslt = CublasLtGemm::new(&device)?;
+                // What fails here fails at the first product, too, and is reported there.
+                let _ = cublaslt.warm_up();
+                Ok(cublaslt)
+            })
         };
         // Graphs keep their memory; a memory limit means that it is scarce.
         let graphs = match options.graphs {
@@ -83,7 +88,7 @@ impl Context {
 
     /// Notes a product that is computed by a kernel of last resort.
     pub fn note_slow_product(&self, shape: &GemmShape) {
-        self.shared.slow.add(shape, self.shared.gemm.cublaslt.is_ok());
+        self.shared.slow.add(shape, self.shared.gemm.cublaslt().is_ok());
     }
 
     /// Name for messages.
@@ -96,7 +101,7 @@ impl Context {
         let products = self
             .shared
             .gemm
-            .cublaslt
+            .cublaslt()
             .as_ref()
             .map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
         format!("cuda ({}, {products}, {})", self.gpu().name, self.queue.images().numerics())
@@ -117,7 +122,7 @@ impl Context {
 
     /// Converts a device error into an operation's error.
     pub fn check<T>(&self, result: Result<T>) -> kiln_ops::Result<T> {
-        result.map_err(|e| Error::Device { backend: self.name(), what: e.to_string() })
+        result.map_err(|e| kiln_ops::Error::Device { backend: self.name(), what: e.to_string() })
     }
 
     /// Allocates device memory.
@@ -126,8 +131,8 @@ impl Context {
     }
 
     /// The error for a failed allocation of `bytes` bytes.
-    pub fn out_of_memory(&self, bytes: usize) -> Error {
-        Error::Memory { backend: self.memory_summary(), bytes }
+    pub fn out_of_memory(&self, bytes: usize) -> kiln_ops::Error {
+        kiln_ops::Error::Memory { backend: self.memory_summary(), bytes }
     }
 
     /// [`Kernel::launch`].
@@ -145,7 +150,7 @@ impl Context {
 
 /// Converts a size to the kernels' `int`.
 pub(crate) fn int(op: &'static str, n: usize) -> kiln_ops::Result<i32> {
-    i32::try_from(n).map_err(|_| Error::Arguments {
+    i32::try_from(n).map_err(|_| kiln_ops::Error::Arguments {
         op,
         what: format!("a size of {n} exceeds the 32-bit range of the CUDA kernels"),
     })

@@ -43,6 +43,7 @@ mod target;
 // One GPU's context, stream, memory and modules; the queue of work; kernel signatures:
 mod device;
 mod kernels;
+mod later;
 mod queue;
 mod tensor_map;
 

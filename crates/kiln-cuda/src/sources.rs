@@ -36,7 +36,17 @@ impl KernelSource {
             (9, 0) => &["attention_hopper", "conv_hopper", "gemm_hopper_bf16"][..],
             _ => &["attention", "conv", "gemm_mma_bf16"],
         };
-        let all = ["elementwise", "gemv", "group_norm", "movement", "norm", "epilogue", "rope", "softmax"];
+        let all = [
+            "elementwise",
+            "gemv",
+            "group_norm",
+            "movement",
+            "norm",
+            "epilogue",
+            "reduce",
+            "rope",
+            "softmax",
+        ];
         own.iter().copied().chain(all).map(|name| KernelSource { name })
     }
 

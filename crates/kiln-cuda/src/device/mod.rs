@@ -9,10 +9,11 @@ mod primary_context;
 mod staging;
 mod stream;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use crate::cache::DiskCache;
 use crate::error::Result;
+use crate::later::Later;
 use crate::options::Options;
 use crate::sys::driver::DevicePtr;
 pub(crate) use event::Event;
@@ -33,8 +34,8 @@ pub(crate) struct Device {
     pub memory: Arc<DeviceMemory>,
     pub modules: Modules,
     pinned: Arc<PinnedPool>,
-    /// Created by the first large copy; the inner `None` means that pinned memory is not available.
-    staging: Mutex<Option<Option<Staging>>>,
+    /// `None` where pinned memory is not available.
+    staging: Later<Option<Mutex<Staging>>>,
 }
 
 impl Device {
@@ -42,10 +43,14 @@ impl Device {
         let primary = PrimaryContext::retain(options)?;
         let folder = if options.use_cache { DiskCache::default_folder() } else { None };
         let cache = Arc::new(DiskCache::new(options.cache.clone().or(folder)));
+        let staging = Later::start({
+            let primary = Arc::clone(&primary);
+            move || Staging::new(&primary).ok().map(Mutex::new)
+        });
         let modules = Modules::new(&primary, &cache)?;
         let stream = Stream::new(&primary)?;
         let memory = DeviceMemory::new(&primary, options.memory_limit);
-        let (pinned, staging) = (PinnedPool::new(&primary), Mutex::default());
+        let pinned = PinnedPool::new(&primary);
         Ok(Device { primary, cache, stream, memory, modules, pinned, staging })
     }
 
@@ -55,9 +60,9 @@ impl Device {
             return Ok(());
         }
         if bytes.len() >= MIN_STAGED_BYTES
-            && let Some(staging) = self.staging().as_mut().and_then(Option::as_mut)
+            && let Some(staging) = self.staging.get()
         {
-            return staging.upload(bytes, to, &self.stream);
+            return lock(staging).upload(bytes, to, &self.stream);
         }
         // SAFETY: the caller has a block of that size.
         unsafe { self.stream.copy_to_device(bytes.as_ptr().cast(), to, bytes.len()) }
@@ -69,9 +74,9 @@ impl Device {
             return Ok(());
         }
         if bytes.len() >= MIN_STAGED_BYTES
-            && let Some(staging) = self.staging().as_ref().and_then(Option::as_ref)
+            && let Some(staging) = self.staging.get()
         {
-            return staging.download(from, bytes, &self.stream);
+            return lock(staging).download(from, bytes, &self.stream);
         }
         // SAFETY: the buffer outlives the wait.
         unsafe { self.stream.copy_to_host(from, bytes.as_mut_ptr().cast(), bytes.len())? };
@@ -88,13 +93,6 @@ impl Device {
     pub fn mark(&self) -> Result<PendingCopy> {
         // SAFETY: nothing is copied.
         unsafe { self.pinned.start_copy(&self.stream, 0, 0) }
-    }
-
-    /// Returns the staging buffers, created on first use.
-    fn staging(&self) -> MutexGuard<'_, Option<Option<Staging>>> {
-        let mut staging = lock(&self.staging);
-        staging.get_or_insert_with(|| Staging::new(&self.primary).ok());
-        staging
     }
 }
 

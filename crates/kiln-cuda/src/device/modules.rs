@@ -1,7 +1,7 @@
 //! Loaded kernels, each source on first use.
 //!
-//! What every image needs is unpacked, or compiled, in parallel as soon as the GPU is opened, while weights load. Where all of
-//! it has to be compiled, the first image takes 4 to 5 s for klein 4B on an H200.
+//! What every image needs is unpacked, or compiled, and loaded in parallel as soon as the GPU is opened, while weights load:
+//! later, loading waits for all work on the GPU. Where all of it has to be compiled, the first image takes 4 to 5 s for klein 4B on an H200.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -25,8 +25,8 @@ pub(crate) struct Modules {
     primary: Arc<PrimaryContext>,
     images: Arc<Images>,
     loaded: Mutex<LoadedKernels>,
-    /// Images that are being unpacked or compiled, by source name.
-    starting: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
+    /// Sources that are being loaded, by name.
+    starting: Mutex<HashMap<&'static str, JoinHandle<Result<Handle>>>>,
 }
 
 #[derive(Default)]
@@ -63,8 +63,8 @@ impl Modules {
         let needed: Vec<KernelSource> = KernelSource::needed_at_start(primary.gpu.capability).collect();
         needed.iter().try_for_each(|source| images.check(source))?;
         let starting = needed.into_iter().map(|source| {
-            let images = Arc::clone(&images);
-            (source.name, std::thread::spawn(move || images.get(&source)))
+            let (primary, images) = (Arc::clone(primary), Arc::clone(&images));
+            (source.name, std::thread::spawn(move || load_module(&primary, &images, &source)))
         });
         let starting = Mutex::new(starting.collect());
         Ok(Modules { primary: Arc::clone(primary), images, loaded: Mutex::default(), starting })
@@ -90,7 +90,12 @@ impl Modules {
         let module = match loaded.modules.get(source.name) {
             Some(&module) => module,
             None => {
-                let module = self.load_module(source)?;
+                let started = lock(&self.starting).remove(source.name);
+                let module = match started.map(JoinHandle::join) {
+                    Some(Ok(module)) => module?,
+                    // Not started, or its thread panicked.
+                    _ => load_module(&self.primary, &self.images, source)?,
+                };
                 loaded.modules.insert(source.name, module);
                 module
             }
@@ -110,36 +115,32 @@ impl Modules {
         loaded.functions.insert(name, function);
         Ok(function)
     }
-
-    fn load_module(&self, source: &KernelSource) -> Result<Handle> {
-        let started = lock(&self.starting).remove(source.name);
-        let mut image = match started.map(JoinHandle::join) {
-            Some(Ok(image)) => image?,
-            // Not started, or its thread panicked.
-            _ => self.images.get(source)?,
-        };
-        // PTX has to be nul-terminated.
-        image.push(0);
-        let driver = &self.primary.driver;
-        let mut module = null_mut();
-        // SAFETY: the image is for this device.
-        let status = unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) };
-        driver.check("cuModuleLoadData", status)?;
-        Ok(Handle(module))
-    }
 }
 
 impl Drop for Modules {
     fn drop(&mut self) {
         let starting = std::mem::take(&mut *lock(&self.starting));
         // Compilations must end before the process does.
-        starting.into_values().for_each(|thread| drop(thread.join()));
+        let started = starting.into_values().filter_map(|thread| thread.join().ok()?.ok());
+        let loaded = std::mem::take(&mut lock(&self.loaded).modules);
+        let modules: Vec<Handle> = started.chain(loaded.into_values()).collect();
         if self.primary.make_current().is_ok() {
-            let loaded = lock(&self.loaded);
-            for module in loaded.modules.values() {
+            for module in modules {
                 // SAFETY: the stream is idle and the module's functions are not used any more.
                 unsafe { (self.primary.driver.module_unload)(module.0) };
             }
         }
     }
+}
+
+fn load_module(primary: &PrimaryContext, images: &Images, source: &KernelSource) -> Result<Handle> {
+    let mut image = images.get(source)?;
+    // PTX has to be nul-terminated.
+    image.push(0);
+    primary.make_current()?;
+    let mut module = null_mut();
+    // SAFETY: the image is for this device.
+    let status = unsafe { (primary.driver.module_load)(&mut module, image.as_ptr().cast()) };
+    primary.driver.check("cuModuleLoadData", status)?;
+    Ok(Handle(module))
 }

@@ -11,12 +11,12 @@ use super::mma::MmaGemm;
 use super::shape::{GemmShape, Operands};
 use crate::cache::CacheKey;
 use crate::error::{Error, Result};
+use crate::later::Later;
 use crate::queue::Queue;
 
 /// Both implementations, and which one is faster.
 pub(crate) struct FastGemm {
-    /// cuBLASLt, or why it is not used.
-    pub cublaslt: Result<CublasLtGemm>,
+    cublaslt: Later<Result<CublasLtGemm>>,
     hopper: HopperGemm,
     mma: MmaGemm,
     choices: Mutex<HashMap<GemmShape, Implementation>>,
@@ -29,19 +29,24 @@ enum Implementation {
 }
 
 impl FastGemm {
-    pub fn new(cublaslt: Result<CublasLtGemm>) -> FastGemm {
+    pub fn new(cublaslt: Later<Result<CublasLtGemm>>) -> FastGemm {
         FastGemm { cublaslt, hopper: HopperGemm::new(), mma: MmaGemm::new(), choices: Mutex::default() }
+    }
+
+    /// cuBLASLt, or why it is not used.
+    pub fn cublaslt(&self) -> &Result<CublasLtGemm> {
+        self.cublaslt.get()
     }
 
     /// Whether one of them takes the product.
     pub fn supports(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
         is_supported(queue, shape, operands)
-            || self.cublaslt.is_ok() && CublasLtGemm::supports(shape, operands)
+            || self.cublaslt().is_ok() && CublasLtGemm::supports(shape, operands)
     }
 
     /// Runs a product that is supported.
     pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<RowScaling> {
-        match (self.choose(queue, shape, operands)?, &self.cublaslt) {
+        match (self.choose(queue, shape, operands)?, self.cublaslt()) {
             (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.run(queue, shape, operands),
             _ => self.run_own(queue, shape, operands).map(|()| RowScaling::Applied),
         }
@@ -49,7 +54,7 @@ impl FastGemm {
 
     /// Whether [`FastGemm::run`] applies the row scales.
     pub fn applies_scales(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<bool> {
-        match (self.choose(queue, shape, operands)?, &self.cublaslt) {
+        match (self.choose(queue, shape, operands)?, self.cublaslt()) {
             (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.applies_scales(queue, shape, operands),
             _ => Ok(true),
         }
@@ -64,7 +69,7 @@ impl FastGemm {
     }
 
     fn choose(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<Implementation> {
-        let Ok(cublaslt) = &self.cublaslt else { return Ok(Implementation::Own) };
+        let Ok(cublaslt) = self.cublaslt() else { return Ok(Implementation::Own) };
         match (CublasLtGemm::supports(shape, operands), is_supported(queue, shape, operands)) {
             (false, _) => return Ok(Implementation::Own),
             (true, false) => return Ok(Implementation::CublasLt),

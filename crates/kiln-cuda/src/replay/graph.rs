@@ -70,7 +70,7 @@ impl Graph {
         // SAFETY: the graph's memory and everything it reads is retained.
         let launch = || unsafe { (cx.driver().graph_launch)(self.executable, stream) };
         // Its matrix products use the shared workspace, so it must not run between the kernels of another thread's product.
-        let status = match &cx.shared().gemm.cublaslt {
+        let status = match cx.shared().gemm.cublaslt() {
             Ok(cublaslt) => cublaslt.with_exclusive_workspace(launch),
             Err(_) => launch(),
         };
