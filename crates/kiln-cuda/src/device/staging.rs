@@ -3,25 +3,27 @@
 
 use std::num::NonZero;
 use std::sync::{Arc, Mutex};
-use std::thread;
+
+use kiln_base::lock;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::event::Event;
 use super::pinned::PinnedMemory;
 use super::primary_context::PrimaryContext;
 use super::stream::Stream;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::driver::DevicePtr;
-use kiln_base::lock;
 
 /// Bytes of a buffer. Pinning 1 MiB takes half a millisecond.
 const PIECE_BYTES: usize = 2 << 20;
 /// Smallest copy that is staged, in bytes.
 pub(crate) const MIN_STAGED_BYTES: usize = 1 << 20;
-/// Maximum number of threads: one copies about 8 GB/s, the bus up to 60.
-const MAX_LANES: usize = 8;
+/// Maximum number of threads. 7 GiB of cached files to an H200: 43 GB/s with 8, 47 with 12; the bus has 51.
+const MAX_LANES: usize = 12;
 
-/// The buffers of all threads.
+/// Threads, and the buffers of each.
 pub(crate) struct Staging {
+    threads: ThreadPool,
     lanes: Vec<Lane>,
 }
 
@@ -45,8 +47,12 @@ impl Staging {
     pub fn new(primary: &Arc<PrimaryContext>) -> Result<Staging> {
         let buffer = || Ok((PinnedMemory::new(primary, PIECE_BYTES)?, Event::untimed(primary)?));
         let lane = |_| Ok(Lane { buffers: [buffer()?, buffer()?], next: 0 });
-        let lanes = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_LANES);
-        Ok(Staging { lanes: (0..lanes).map(lane).collect::<Result<_>>()? })
+        let lanes = std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_LANES);
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(lanes)
+            .build()
+            .map_err(|e| Error::Call { call: "a thread pool for copies", what: e.to_string() })?;
+        Ok(Staging { threads, lanes: (0..lanes).map(lane).collect::<Result<_>>()? })
     }
 
     /// Copies to the device. The bytes may be dropped when this returns.
@@ -79,27 +85,24 @@ impl Staging {
     }
 
     /// Runs `copy` for each piece with its offset, on as many threads as there are lanes.
-    fn share<P>(
+    fn share<P: Send>(
         &mut self,
         bytes: usize,
         pieces: impl Iterator<Item = P> + Send,
         copy: impl Fn(&mut Lane, P, u64) -> Result<()> + Sync,
     ) -> Result<()> {
-        let pieces = Mutex::new(pieces.enumerate());
-        let run = |lane: &mut Lane| loop {
-            let Some((i, piece)) = lock(&pieces).next() else { return Ok(()) };
-            copy(lane, piece, (i * PIECE_BYTES) as u64)?;
+        let (pieces, error) = (Mutex::new(pieces.enumerate()), Mutex::new(None));
+        let run = |lane: &mut Lane| {
+            let next = || lock(&pieces).next();
+            while let Some((i, piece)) = next() {
+                if let Err(e) = copy(lane, piece, (i * PIECE_BYTES) as u64) {
+                    *lock(&error) = Some(e);
+                    return;
+                }
+            }
         };
-        let (own, others) = self.lanes.split_first_mut().expect("there is at least one lane");
-        let others = others.iter_mut().take(bytes.div_ceil(PIECE_BYTES).saturating_sub(1));
-        thread::scope(|scope| {
-            let others: Vec<_> = others.map(|lane| scope.spawn(|| run(lane))).collect();
-            let results = std::iter::once(run(own)).chain(
-                others
-                    .into_iter()
-                    .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
-            );
-            results.fold(Ok(()), Result::and)
-        })
+        let lanes = self.lanes.iter_mut().take(bytes.div_ceil(PIECE_BYTES));
+        self.threads.in_place_scope(|scope| lanes.for_each(|lane| scope.spawn(|_| run(lane))));
+        lock(&error).take().map_or(Ok(()), Err)
     }
 }
