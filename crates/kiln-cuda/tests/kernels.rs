@@ -50,12 +50,11 @@ fn nvfp4_products_compile_where_they_run() {
     if compiler.version() < (12, 9) {
         return println!("skipped: NVRTC {:?} does not know their instruction", compiler.version());
     }
-    for target in [CompileTarget::built_in_for((12, 0)).unwrap(), CompileTarget::machine_code((12, 1))] {
-        for name in ["gemm_mma_nvfp4", "nvfp4"] {
-            let source = KernelSource { name };
-            assert!(target.takes(&source));
-            assert!(!compiler.compile(&source, &target).unwrap_or_else(|e| panic!("{e}")).is_empty());
-        }
+    let target = CompileTarget::built_in_for((12, 0)).unwrap();
+    for name in ["gemm_mma_nvfp4", "nvfp4"] {
+        let source = KernelSource { name };
+        assert!(target.takes(&source));
+        assert!(!compiler.compile(&source, &target).unwrap_or_else(|e| panic!("{e}")).is_empty());
     }
 }
 
@@ -65,7 +64,8 @@ fn kernels_of_a_release_are_what_the_compiler_made() {
     if compiler.version() < (12, 9) {
         return println!("skipped: NVRTC {:?} does not know all targets of a release", compiler.version());
     }
-    let sources = ["epilogue", "softmax"].map(|name| KernelSource { name });
+    // The second one is for 12.0 alone.
+    let sources = ["epilogue", "nvfp4"].map(|name| KernelSource { name });
     let targets: Vec<CompileTarget> = CompileTarget::built_in().collect();
     let release = |sources: &[KernelSource], previous: &[u8]| {
         let compiled = std::sync::Mutex::new(0);
@@ -77,10 +77,10 @@ fn kernels_of_a_release_are_what_the_compiler_made() {
     let (first, compiled) = release(&sources[..1], &[]);
     assert_eq!(compiled, targets.len());
     let (file, compiled) = release(&sources, &first);
-    assert_eq!(compiled, targets.len(), "an unchanged source was compiled again");
+    assert_eq!(compiled, 1, "an unchanged source was compiled again, or one for a GPU that can't run it");
     let kernels = BuiltInKernels::new(&file);
     for target in &targets {
-        for source in &sources {
+        for source in sources.iter().filter(|source| target.takes(source)) {
             let image = compiler.compile(source, target).unwrap();
             assert_eq!(kernels.image(source, target), Some(image), "{} for {}", source.name, target.arch);
         }

@@ -2,7 +2,7 @@
 
 use kiln_cuda::{CudaBackend, Options};
 use kiln_ops::{Backend, Residency};
-use kiln_tensor::packed::{Format, PackedTensor};
+use kiln_tensor::packed::{BlockScales, Format, PackedTensor};
 use kiln_tensor::{DType, HostLinear, HostTensor, Rotation};
 
 /// The GPU, or `None` with a note.
@@ -24,6 +24,7 @@ enum Storage {
     Stored(DType),
     Int8,
     Fp8,
+    Nvfp4,
     Packed(Format),
 }
 
@@ -39,6 +40,15 @@ fn host_linear(storage: Storage, seed: usize) -> HostLinear {
         }
         Storage::Fp8 => {
             HostLinear::dense(vec![weight.to_dtype(DType::BF16).unwrap()]).unwrap().with_fp8_matmul().unwrap()
+        }
+        Storage::Nvfp4 => {
+            let bytes: Vec<u8> = (0..WIDTH * WIDTH / 2).map(|i| (i * 31 + seed) as u8).collect();
+            let scales = vec![0x38; WIDTH * WIDTH / 16];
+            let scales =
+                BlockScales { scales: scales.into(), swizzled: false, high_first: false, global: 1e-3 };
+            let packed = PackedTensor::new(Format::NvFp4, [WIDTH, WIDTH], bytes.into()).unwrap();
+            let packed = packed.with_block_scales(scales).unwrap();
+            HostLinear::packed(vec![packed]).unwrap().with_nvfp4_matmul().unwrap()
         }
         Storage::Packed(format) => {
             let bytes = (0..format.row_bytes(WIDTH).unwrap() * WIDTH).map(|i| (i * 29 + seed) as u8 & 0x3b);
@@ -74,6 +84,9 @@ fn streamed_weights_give_the_same_bits() {
     storages.extend([Storage::Packed(Format::Q4_1), Storage::Packed(Format::F8E5M2)]);
     if b.gpu().has_fp8() {
         storages.extend([Storage::Fp8, Storage::Packed(Format::F8E4M3)]);
+    }
+    if b.has_nvfp4() {
+        storages.push(Storage::Nvfp4);
     }
     for storage in storages {
         for dtype in [DType::BF16, DType::F32] {
