@@ -25,6 +25,8 @@ kernels! {
             out: DevicePtr, rows: i64, cols: i32):
             EPILOGUE_F32_F32 = "epilogue_f32_f32", EPILOGUE_F32_BF16 = "epilogue_f32_bf16",
             EPILOGUE_BF16_BF16 = "epilogue_bf16_bf16";
+        GateScales(scales: DevicePtr, gate: DevicePtr, out: DevicePtr, rows: i32):
+            GATE_SCALES = "gate_scales";
     }
 }
 
@@ -267,7 +269,12 @@ impl<'a> LinearCall<'a> {
 
     /// Computes some outputs, without LoRA updates, in a single launch; `None` if that is not possible.
     fn launch_single(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
-        match (&*self.matrix, &self.quantized) {
+        self.launch_with(&self.matrix, rows, to)
+    }
+
+    /// The same with a matrix like the layer's.
+    fn launch_with(&self, matrix: &WeightMatrix, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
+        match (matrix, &self.quantized) {
             (WeightMatrix::Int8(weight), Some(Quantized::Int8(int8))) => {
                 let Destination { bias, add, out, dtype } = to;
                 Some(int8.gemm(self.cx, weight, rows, [bias, add, Some(out)], dtype))
@@ -289,6 +296,26 @@ impl<'a> LinearCall<'a> {
             }
             _ => None,
         }
+    }
+
+    /// The layer's quantized matrix with the scales of its rows times the gate; `None` for a dense one.
+    fn gated_matrix(&self, gate: &CudaTensor) -> Result<Option<WeightMatrix>> {
+        let cx = self.cx;
+        let gated = |scales: DevicePtr, rows: usize| -> Result<DeviceBuffer> {
+            let out = cx.allocate(4 * rows)?;
+            let parameters =
+                GateScales { scales, gate: gate.ptr(cx), out: out.ptr(cx), rows: int("linear", rows)? };
+            cx.launch(GATE_SCALES, [rows.div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
+            Ok(out)
+        };
+        Ok(match &*self.matrix {
+            WeightMatrix::Dense(_) => None,
+            WeightMatrix::Int8(w) => Some(WeightMatrix::Int8(w.with_scales(gated(w.ptr(cx, 0)[1], w.rows)?))),
+            WeightMatrix::Fp8(w) => Some(WeightMatrix::Fp8(w.with_scales(gated(w.ptr(cx, 0)[1], w.rows)?))),
+            WeightMatrix::Nvfp4(w) => {
+                Some(WeightMatrix::Nvfp4(w.with_scales(gated(w.ptr(cx, 0)[2], w.rows)?)))
+            }
+        })
     }
 
     /// Computes some outputs with LoRA updates, in f32.
@@ -428,16 +455,20 @@ impl<'a> LinearCall<'a> {
         let all = 0..out_width;
         let no_deltas = !self.has_deltas(&all);
         let bias = self.bias(0);
-        if no_deltas && gate.is_none() {
-            let to = Destination {
-                bias,
-                add: Some(residual.ptr(self.cx)),
-                out: out.ptr(self.cx),
-                dtype: self.dtype,
-            };
-            if let Some(launched) = self.launch_single(&all, to) {
-                return launched.map(|()| out);
+        // A product adds the residual itself where there is no gate, or scales of rows to multiply with it.
+        let gated;
+        let matrix = match gate {
+            None if no_deltas => Some(&*self.matrix),
+            Some((gate, groups)) if no_deltas && bias.is_none() && groups.count() == 1 => {
+                gated = self.gated_matrix(gate)?;
+                gated.as_ref()
             }
+            _ => None,
+        };
+        let onto =
+            Destination { bias, add: Some(residual.ptr(self.cx)), out: out.ptr(self.cx), dtype: self.dtype };
+        if let Some(launched) = matrix.and_then(|matrix| self.launch_with(matrix, &all, onto)) {
+            return launched.map(|()| out);
         }
         // A single product rounds to the activations' dtype, as the model does; several are accumulated in f32.
         let (sums, sums_dtype) = if no_deltas && (self.quantized.is_some() || self.xs.len() == 1) {

@@ -74,6 +74,11 @@ impl Nvfp4Matrix {
         Nvfp4Matrix { buffer, blocks: self.blocks.clone(), scales: self.scales.clone(), ..*self }
     }
 
+    /// Returns the same matrix with other scales of its rows.
+    pub fn with_scales(&self, scales: DeviceBuffer) -> Nvfp4Matrix {
+        Nvfp4Matrix { buffer: self.buffer.clone(), blocks: self.blocks.clone(), scales, ..*self }
+    }
+
     /// Dequantizes all values to f32 or bf16.
     pub fn dequantize(&self, cx: &Context, dtype: DType) -> Result<DeviceBuffer> {
         let out = cx.allocate(self.rows * self.cols * dtype.size())?;

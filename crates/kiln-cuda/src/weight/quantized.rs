@@ -132,6 +132,11 @@ impl QuantizedMatrix {
     pub fn with_buffer(&self, buffer: DeviceBuffer) -> QuantizedMatrix {
         QuantizedMatrix { buffer, scales: self.scales.clone(), ..*self }
     }
+
+    /// Returns the same matrix with other scales of its rows.
+    pub fn with_scales(&self, scales: DeviceBuffer) -> QuantizedMatrix {
+        QuantizedMatrix { buffer: self.buffer.clone(), scales, ..*self }
+    }
 }
 
 /// Fails if the GPU has no fp8 tensor cores.
