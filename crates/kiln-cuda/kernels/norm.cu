@@ -61,32 +61,27 @@ template <class T> __device__ __forceinline__ void rms_norm(const T *x, const fl
     }
 }
 
-// Vectors per lane; threads per block with one warp per row; warps per row where rows are few.
-const int REGISTER_VECTORS = 16, REGISTER_THREADS = 64, WARPS_PER_ROW = 4;
+// Threads of a row's block, and vectors that a thread has of it. One warp per row, or several rows per block with scale and shift in
+// registers, take 25 % longer.
+const int ROW_THREADS = 128, ROW_VECTORS = 4;
 
-// A row of whole vectors in the registers of WARPS warps: read once, with all loads in flight.
-template <int WARPS, class T> struct RegisterRow {
-    static const int COUNT = REGISTER_VECTORS / WARPS, LANES = 32 * WARPS;
-    Vec8<T> x[COUNT];
+// A row of whole vectors in the registers of a block: read once, with all loads in flight.
+template <class T> struct RegisterRow {
+    Vec8<T> x[ROW_VECTORS];
 
-    // First element of a lane's vector n.
-    static __device__ __forceinline__ int at(int n) { return 8 * (threadIdx.x % LANES + LANES * n); }
-
-    // Index of the row, which may be past the last.
-    static __device__ __forceinline__ int row() {
-        return WARPS == 1 ? blockIdx.x * (REGISTER_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;
-    }
+    // First element of a thread's vector n.
+    static __device__ __forceinline__ int at(int n) { return 8 * (threadIdx.x + ROW_THREADS * n); }
 
     __device__ __forceinline__ RegisterRow(const T *row, int dim) {
 #pragma unroll
-        for (int n = 0; n < COUNT; n++)
+        for (int n = 0; n < ROW_VECTORS; n++)
             if (at(n) < dim) x[n] = load_vec8(row + at(n));
     }
 
     // Calls f(first element, values) for every vector.
     template <class F> __device__ __forceinline__ void for_each(int dim, F f) const {
 #pragma unroll
-        for (int n = 0; n < COUNT; n++) {
+        for (int n = 0; n < ROW_VECTORS; n++) {
             if (at(n) < dim) {
                 float v[8];
                 widen(x[n], v);
@@ -98,7 +93,7 @@ template <int WARPS, class T> struct RegisterRow {
     // The same, and keeps what f leaves in the values, rounded to T.
     template <class F> __device__ __forceinline__ void transform(int dim, F f) {
 #pragma unroll
-        for (int n = 0; n < COUNT; n++) {
+        for (int n = 0; n < ROW_VECTORS; n++) {
             if (at(n) < dim) {
                 float v[8];
                 widen(x[n], v);
@@ -116,12 +111,12 @@ template <int WARPS, class T> struct RegisterRow {
             for (int j = 0; j < 8; j++) sums[j] += f(v[j]);
         });
         float all = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-        return WARPS == 1 ? warp_sum(all) : block_sum(all);
+        return block_sum(all);
     }
 
     __device__ __forceinline__ void store(T *row, int dim) const {
 #pragma unroll
-        for (int n = 0; n < COUNT; n++)
+        for (int n = 0; n < ROW_VECTORS; n++)
             if (at(n) < dim) store_vec8(row + at(n), x[n]);
     }
 
@@ -139,47 +134,41 @@ template <int WARPS, class T> struct RegisterRow {
     }
 };
 
-template <int WARPS, class T>
-__device__ __forceinline__ void ada_layer_norm_registers(const T *x, const float *scale, const float *shift, T *out, int rows, int dim,
-                                                    float eps) {
-    int at = RegisterRow<WARPS, T>::row();
-    if (at >= rows) return;
-    long long first = (long long)at * dim;
-    RegisterRow<WARPS, T> row(x + first, dim);
+template <class T>
+__device__ __forceinline__ void ada_layer_norm_registers(const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {
+    long long first = (long long)blockIdx.x * dim;
+    RegisterRow<T> row(x + first, dim);
     row.ada_layer_norm(scale, shift, dim, eps);
     row.store(out + first, dim);
 }
 
 // Fused with quantization to fp8 rows of `padded` bytes. Values are rounded to T first, as in the unfused operations.
-template <int WARPS, class T>
-__device__ __forceinline__ void ada_layer_norm_fp8(const T *x, const float *scale, const float *shift, unsigned char *q,
-                                                   float *scales, int rows, int dim, int padded, float eps) {
-    int at = RegisterRow<WARPS, T>::row();
-    if (at >= rows) return;
-    RegisterRow<WARPS, T> row(x + (long long)at * dim, dim);
-    q += (long long)at * padded;
+template <class T>
+__device__ __forceinline__ void ada_layer_norm_fp8(const T *x, const float *scale, const float *shift, unsigned char *q, float *scales,
+                                                   int dim, int padded, float eps) {
+    RegisterRow<T> row(x + (long long)blockIdx.x * dim, dim);
+    q += (long long)blockIdx.x * padded;
     row.ada_layer_norm(scale, shift, dim, eps);
     float largest = 0.0f;
     row.for_each(dim, [&](int, const float (&v)[8]) { update_abs_max(largest, v); });
-    RowScale scaling = row_scale<448>(WARPS == 1 ? warp_max(largest) : block_max<WARPS>(largest));
+    RowScale scaling = row_scale<448>(block_max<ROW_THREADS / 32>(largest));
     row.for_each(dim, [&](int i, const float (&v)[8]) { *(u64 *)(q + i) = round_fp8(v, scaling.inverse); });
-    const int LANES = 32 * WARPS;
-    for (int i = dim + 8 * (threadIdx.x % LANES); i < padded; i += 8 * LANES) *(u64 *)(q + i) = 0;
-    if (threadIdx.x % LANES == 0) scales[at] = scaling.scale;
+    for (int i = dim + 8 * threadIdx.x; i < padded; i += 8 * ROW_THREADS) *(u64 *)(q + i) = 0;
+    if (threadIdx.x == 0) scales[blockIdx.x] = scaling.scale;
 }
 
-// Fused with rotation and quantization to int8 rows, with WARPS_PER_ROW warps per row.
+// Fused with rotation and quantization to int8 rows.
 template <class T>
 __device__ __forceinline__ void ada_layer_norm_int8(const T *x, const float *scale, const float *shift, signed char *q, float *scales,
                                                     int dim, int padded, int group, float eps) {
-    typedef RegisterRow<WARPS_PER_ROW, T> Row;
+    typedef RegisterRow<T> Row;
     Row row(x + (long long)blockIdx.x * dim, dim);
     row.ada_layer_norm(scale, shift, dim, eps);
     q += (long long)blockIdx.x * padded;
     int lane = threadIdx.x % 32;
-    float largest = 0.0f, v[Row::COUNT][8];
+    float largest = 0.0f, v[ROW_VECTORS][8];
 #pragma unroll
-    for (int n = 0; n < Row::COUNT; n++) {
+    for (int n = 0; n < ROW_VECTORS; n++) {
         // All lanes rotate; the row may end within a warp's columns.
         if (Row::at(n) - 8 * lane >= dim) break;
         if (Row::at(n) < dim)
@@ -189,21 +178,18 @@ __device__ __forceinline__ void ada_layer_norm_int8(const T *x, const float *sca
         rotate(v[n], group);
         update_abs_max(largest, v[n]);
     }
-    RowScale scaling = row_scale<127>(block_max<WARPS_PER_ROW>(largest) * rotation_factor(group));
+    RowScale scaling = row_scale<127>(block_max<ROW_THREADS / 32>(largest) * rotation_factor(group));
     RotatedPlace place(lane, group);
 #pragma unroll
-    for (int n = 0; n < Row::COUNT; n++)
+    for (int n = 0; n < ROW_VECTORS; n++)
         if (Row::at(n) - 8 * lane < dim)
             store_int8(q, Row::at(n) - 8 * lane, place, padded, v[n], scaling.inverse * rotation_factor(group));
     if (threadIdx.x == 0) scales[blockIdx.x] = scaling.scale;
 }
 
-template <int WARPS, class T>
-__device__ __forceinline__ void rms_norm_registers(const T *x, const float *weight, T *out, int rows, int dim, float eps) {
-    int at = RegisterRow<WARPS, T>::row();
-    if (at >= rows) return;
-    long long first = (long long)at * dim;
-    RegisterRow<WARPS, T> row(x + first, dim);
+template <class T> __device__ __forceinline__ void rms_norm_registers(const T *x, const float *weight, T *out, int dim, float eps) {
+    long long first = (long long)blockIdx.x * dim;
+    RegisterRow<T> row(x + first, dim);
     float factor = 1.0f / sqrtf(row.sum(dim, [](float x) { return x * x; }) / dim + eps);
     row.transform(dim, [&](int i, float (&v)[8]) {
         float a[8];
@@ -214,38 +200,30 @@ __device__ __forceinline__ void rms_norm_registers(const T *x, const float *weig
     row.store(out + first, dim);
 }
 
-// Few rows are spread over more warps.
-#define BY_WARPS(f, ...)                                                                                              \
-    if (blockDim.x == 32 * WARPS_PER_ROW)                                                                             \
-        f<WARPS_PER_ROW>(__VA_ARGS__);                                                                                \
-    else                                                                                                              \
-        f<1>(__VA_ARGS__);
-
-#define KERNELS(T, name)                                                                                                 \
-    extern "C" __global__ void ada_layer_norm_##name(const T *x, const float *scale, const float *shift, T *out,         \
-                                                     int dim, float eps) {                                               \
-        ada_layer_norm(x, scale, shift, out, dim, eps);                                                                  \
-    }                                                                                                                    \
-    extern "C" __global__ void rms_norm_##name(const T *x, const float *weight, T *out, int dim, float eps) {            \
-        rms_norm(x, weight, out, dim, eps);                                                                              \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_registers_##name(                                   \
-        const T *x, const float *scale, const float *shift, T *out, int rows, int dim, float eps) {                      \
-        BY_WARPS(ada_layer_norm_registers, x, scale, shift, out, rows, dim, eps)                                         \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_fp8_##name(                                         \
-        const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int rows, int dim,          \
-        int padded, float eps) {                                                                                         \
-        BY_WARPS(ada_layer_norm_fp8, x, scale, shift, q, scales, rows, dim, padded, eps)                                 \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_int8_##name(                                        \
-        const T *x, const float *scale, const float *shift, signed char *q, float *scales, int dim, int padded,          \
-        int group, float eps) {                                                                                          \
-        ada_layer_norm_int8(x, scale, shift, q, scales, dim, padded, group, eps);                                        \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) rms_norm_registers_##name(const T *x, const float *weight, T *out, \
-                                                                          int rows, int dim, float eps) {                \
-        BY_WARPS(rms_norm_registers, x, weight, out, rows, dim, eps)                                                     \
+#define KERNELS(T, name)                                                                                                       \
+    extern "C" __global__ void ada_layer_norm_##name(const T *x, const float *scale, const float *shift, T *out,               \
+                                                     int dim, float eps) {                                                     \
+        ada_layer_norm(x, scale, shift, out, dim, eps);                                                                        \
+    }                                                                                                                          \
+    extern "C" __global__ void rms_norm_##name(const T *x, const float *weight, T *out, int dim, float eps) {                  \
+        rms_norm(x, weight, out, dim, eps);                                                                                    \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) ada_layer_norm_registers_##name(                                 \
+        const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {                                      \
+        ada_layer_norm_registers(x, scale, shift, out, dim, eps);                                                              \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) ada_layer_norm_fp8_##name(                                       \
+        const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int dim, int padded, float eps) { \
+        ada_layer_norm_fp8(x, scale, shift, q, scales, dim, padded, eps);                                                      \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) ada_layer_norm_int8_##name(                                      \
+        const T *x, const float *scale, const float *shift, signed char *q, float *scales, int dim, int padded,                \
+        int group, float eps) {                                                                                                \
+        ada_layer_norm_int8(x, scale, shift, q, scales, dim, padded, group, eps);                                              \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) rms_norm_registers_##name(const T *x, const float *weight,       \
+                                                                                        T *out, int dim, float eps) {          \
+        rms_norm_registers(x, weight, out, dim, eps);                                                                          \
     }
 
 KERNELS(float, f32)

@@ -10,7 +10,7 @@ use kiln_tensor::DType;
 
 use super::grid::THREADS;
 use super::movement::{Concatenated, concat_columns};
-use super::norm::{ADA_LAYER_NORM_FP8, AdaLayerNormFp8, register_grid};
+use super::norm::{ADA_LAYER_NORM_FP8, AdaLayerNormFp8, ROW_THREADS};
 use super::quantize_fp8::{
     GEMM_FP8, GemmFp8, QUANTIZE_GRADIENT_FP8, QUANTIZE_SWIGLU_FP8, QuantizeGradientFp8, QuantizeSwigluFp8,
     RESCALE_FP8, RescaleFp8, quantize_rows, quantize_threads,
@@ -93,7 +93,6 @@ impl Fp8Operand {
         for (group, rows) in groups.ranges().enumerate() {
             let bytes = operand.bytes.ptr(cx) + (rows.start * w.depth) as u64;
             let scales = operand.scales.ptr(cx) + 4 * rows.start as u64;
-            let (grid, threads) = register_grid(cx, rows.len());
             let size = |n: usize| int("linear", n);
             let parameters = AdaLayerNormFp8 {
                 x: x.row_ptr(cx, rows.start),
@@ -101,12 +100,11 @@ impl Fp8Operand {
                 shift: shift.row_ptr(cx, group),
                 q: bytes,
                 scales,
-                rows: size(rows.len())?,
                 dim: size(w.cols)?,
                 padded: size(w.depth)?,
                 eps,
             };
-            cx.launch(kernel, grid, threads, 0, &parameters)?;
+            cx.launch(kernel, [rows.len(), 1], ROW_THREADS, 0, &parameters)?;
         }
         Ok(operand)
     }

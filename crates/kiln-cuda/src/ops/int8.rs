@@ -9,7 +9,7 @@ use kiln_tensor::DType;
 
 use super::grid::THREADS;
 use super::movement::Concatenated;
-use super::norm::{ADA_LAYER_NORM_INT8, AdaLayerNormInt8, WARPS_PER_ROW};
+use super::norm::{ADA_LAYER_NORM_INT8, AdaLayerNormInt8, ROW_THREADS};
 use crate::context::{Context, int};
 use crate::gemm::{GemmShape, Operands};
 use crate::kernels::kernels;
@@ -127,7 +127,7 @@ impl Int8Operand {
                 eps,
             };
             let kernel = ADA_LAYER_NORM_INT8.of(x.dtype());
-            cx.launch(kernel, [rows.len(), 1], 32 * WARPS_PER_ROW, 0, &parameters)?;
+            cx.launch(kernel, [rows.len(), 1], ROW_THREADS, 0, &parameters)?;
         }
         Ok(operand)
     }

@@ -15,15 +15,15 @@ kernels! {
         RmsNorm(x: DevicePtr, weight: DevicePtr, out: DevicePtr, dim: i32, eps: f32):
             RMS_NORM = "rms_norm" by dtype;
         AdaLayerNormRegisters(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, out: DevicePtr,
-            rows: i32, dim: i32, eps: f32):
+            dim: i32, eps: f32):
             ADA_LAYER_NORM_REGISTERS = "ada_layer_norm_registers" by dtype;
         AdaLayerNormFp8(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, q: DevicePtr,
-            scales: DevicePtr, rows: i32, dim: i32, padded: i32, eps: f32):
+            scales: DevicePtr, dim: i32, padded: i32, eps: f32):
             ADA_LAYER_NORM_FP8 = "ada_layer_norm_fp8" by dtype;
         AdaLayerNormInt8(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, q: DevicePtr,
             scales: DevicePtr, dim: i32, padded: i32, group: i32, eps: f32):
             ADA_LAYER_NORM_INT8 = "ada_layer_norm_int8" by dtype;
-        RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
+        RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, dim: i32, eps: f32):
             RMS_NORM_REGISTERS = "rms_norm_registers" by dtype;
     }
 }
@@ -35,26 +35,15 @@ fn row_threads(cx: &Context, rows: usize, dim: usize) -> usize {
     dim.div_ceil(8).next_power_of_two().clamp(32, most)
 }
 
-/// Vectors per lane, threads per block with one warp per row, and warps per row where rows are few; as in `norm.cu`.
-const REGISTER_VECTORS: usize = 16;
-const REGISTER_THREADS: usize = 64;
-pub(super) const WARPS_PER_ROW: usize = 4;
-/// Rows per multiprocessor below which rows are few.
-const MIN_ROWS_PER_MULTIPROCESSOR: usize = 8;
+/// Threads of the block that has a row in registers, and vectors that each of them has; as in `norm.cu`.
+pub(super) const ROW_THREADS: usize = 128;
+const ROW_VECTORS: usize = 4;
 
-/// Whether a row fits a warp's registers, in whole vectors.
+/// Whether a row fits a block's registers, in whole vectors.
 pub(super) fn fits_registers(dim: usize, operands: &[&CudaTensor]) -> bool {
     dim.is_multiple_of(8)
-        && (1..=8 * 32 * REGISTER_VECTORS).contains(&dim)
+        && (1..=8 * ROW_THREADS * ROW_VECTORS).contains(&dim)
         && operands.iter().all(|x| x.is_aligned())
-}
-
-/// Grid and threads for rows in registers. Few rows are spread over more warps, to fill the GPU.
-pub(super) fn register_grid(cx: &Context, rows: usize) -> ([usize; 2], usize) {
-    if rows < MIN_ROWS_PER_MULTIPROCESSOR * cx.gpu().multiprocessors.max(1) as usize {
-        return ([rows, 1], 32 * WARPS_PER_ROW);
-    }
-    ([rows.div_ceil(REGISTER_THREADS / 32), 1], REGISTER_THREADS)
 }
 
 pub(crate) fn ada_layer_norm(
@@ -76,17 +65,8 @@ pub(crate) fn ada_layer_norm(
         let [scale, shift] = [scale, shift].map(|x| x.row_ptr(cx, group));
         if fits_registers {
             let kernel = ADA_LAYER_NORM_REGISTERS.of(x.dtype());
-            let (grid, threads) = register_grid(cx, rows.len());
-            let parameters = AdaLayerNormRegisters {
-                x: from,
-                scale,
-                shift,
-                out: to,
-                rows: size(rows.len())?,
-                dim: size(dim)?,
-                eps,
-            };
-            cx.launch(kernel, grid, threads, 0, &parameters)?;
+            let parameters = AdaLayerNormRegisters { x: from, scale, shift, out: to, dim: size(dim)?, eps };
+            cx.launch(kernel, [rows.len(), 1], ROW_THREADS, 0, &parameters)?;
         } else {
             let kernel = ADA_LAYER_NORM.of(x.dtype());
             let grid = [if dim == 0 { 0 } else { rows.len() }, 1];
@@ -104,16 +84,9 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     let size = |n: usize| int("rms_norm", n);
     if fits_registers(dim, &[x, weight]) {
         let kernel = RMS_NORM_REGISTERS.of(x.dtype());
-        let (grid, threads) = register_grid(cx, rows);
-        let parameters = RmsNormRegisters {
-            x: x.ptr(cx),
-            weight: weight.ptr(cx),
-            out: out.ptr(cx),
-            rows: size(rows)?,
-            dim: size(dim)?,
-            eps,
-        };
-        cx.launch(kernel, grid, threads, 0, &parameters)?;
+        let parameters =
+            RmsNormRegisters { x: x.ptr(cx), weight: weight.ptr(cx), out: out.ptr(cx), dim: size(dim)?, eps };
+        cx.launch(kernel, [rows, 1], ROW_THREADS, 0, &parameters)?;
         return Ok(out);
     }
     let kernel = RMS_NORM.of(x.dtype());
