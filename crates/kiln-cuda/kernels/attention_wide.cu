@@ -5,6 +5,8 @@
 // have 64 queries each.
 // Exponentials are relative to the row's maximum among the first tile's keys. Where later scores are so much larger that the
 // sum might overflow, which is rare, what has been stored is scaled down.
+// 16384 queries and keys of 512 on an H200: 0.51 ms, and 0.35 ms for the product with the values. No gain: loading keys for
+// each block on its own, tiles of 128 keys.
 
 #include "hopper.cuh"
 
@@ -104,7 +106,8 @@ struct ScoreRows {
                 // Exchange pairs among four lanes, so that each stores eight consecutive columns.
                 transpose_quad(words);
                 if (row + 8 * r < args.queries && key + 8 * j + column < args.keys)
-                    *(float4 *)at(r, key + 8 * j) = make_float4(words[0], words[1], words[2], words[3]);
+                    store_streaming((uint4 *)at(r, key + 8 * j), make_uint4(__float_as_uint(words[0]), __float_as_uint(words[1]),
+                                                                            __float_as_uint(words[2]), __float_as_uint(words[3])));
             }
     }
 

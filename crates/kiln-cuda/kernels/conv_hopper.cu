@@ -1,11 +1,11 @@
 // Convolutions of channels-last bf16 images on Hopper, KxK kernels with stride 1.
-// A cluster of two persistent blocks computes tiles of pixels by N channels. For 64 channels and one column of the kernel, a
-// producer thread of each block loads the pixels under it, K - 1 rows more than the block's, and its share of K weight
-// matrices, which go to both blocks; the taps of that column multiply the same pixels, shifted by a row each. TMA pads with
-// zeros. Either the two consumer warpgroups of a block take turns, each with a tile of eight rows by 16 pixels: while one
-// writes its results, the other multiplies. Or they share a tile of 16 rows, which loads a third less into shared memory, and
-// is faster for long sums, whose results are few, and for short ones, which wait for memory.
+// Persistent blocks compute tiles of pixels by N channels. For 64 channels and one column of the kernel, a producer thread
+// loads the pixels under it, K - 1 rows more than the tile, and K weight matrices; the taps of that column multiply the same
+// pixels, shifted by a row each. TMA pads with zeros. Either the two consumer warpgroups take turns, each with a tile of eight
+// rows by 16 pixels: while one writes its results, the other multiplies. Or they share a tile of 16 rows, which loads a third
+// less into shared memory, and is faster for long sums, whose results are few, and where memory is slower than the products.
 // For folded 2x upsampling with its four phases see conv_f32.cu.
+// No gain: multicast of the weights to two blocks; with two stages it is a third slower.
 
 #include "hopper.cuh"
 #include "moments.cuh"
@@ -48,14 +48,14 @@ extern "C" __global__ void fold_taps(const bf16 *w, bf16 *out, int n, int channe
 __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int add) { wgmma_n128(d, a, b, add); }
 __device__ __forceinline__ void wgmma(float (&d)[4], u64 a, u64 b, int add) { wgmma_n8(d, a, b, add); }
 
-// First channel, phase and this block's first pixel of a tile.
+// First channel, phase and first pixel of a tile.
 struct OutputTile {
     int n0, phase, y0, x0;
 
     __device__ __forceinline__ OutputTile(const HopperConvArgs &args, int tile, int columns, int rows) {
         n0 = tile % args.tiles_n * columns, tile /= args.tiles_n;
         phase = tile % args.phases, tile /= args.phases;
-        y0 = (tile / args.tiles_x * CLUSTER + (int)cluster_rank()) * rows, x0 = tile % args.tiles_x * TILE_WIDTH;
+        y0 = tile / args.tiles_x * rows, x0 = tile % args.tiles_x * TILE_WIDTH;
     }
 };
 
@@ -78,8 +78,8 @@ template <int K, int N, bool TURNS> struct ConvMemory {
 template <int K, int N, bool TURNS>
 __device__ __forceinline__ void load_stages(const HopperConvArgs &args, const ConvMemory<K, N, TURNS> &memory, int steps) {
     typedef ConvMemory<K, N, TURNS> Memory;
-    int rank = cluster_rank(), count = 0;
-    for (int tile = blockIdx.x / CLUSTER; tile < args.tiles; tile += gridDim.x / CLUSTER) {
+    int count = 0;
+    for (int tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
         OutputTile output(args, tile, N, Memory::ROWS);
         int top = output.y0 - args.top + output.phase / 2, left = output.x0 - args.left + output.phase % 2;
         for (int step = 0; step < steps; step++, count++) {
@@ -89,10 +89,7 @@ __device__ __forceinline__ void load_stages(const HopperConvArgs &args, const Co
             barrier_expect(done, Memory::STAGE);
             tma_load(at, args.x, done, channel, left + kx, top);
             for (int ky = 0; ky < K; ky++)
-                // The blocks take turns.
-                if (!CLUSTER_COPIES || (ky + count) % CLUSTER == rank)
-                    tma_load_both(at + Memory::PIXELS + ky * Memory::WEIGHTS, args.w, done, channel, ky * K + kx,
-                                  output.phase * args.n + output.n0);
+                tma_load(at + Memory::PIXELS + ky * Memory::WEIGHTS, args.w, done, channel, ky * K + kx, output.phase * args.n + output.n0);
         }
     }
 }
@@ -105,8 +102,9 @@ template <int N> struct ConvEnd {
     // Of each row of pixels a lane has two.
     long long at[2][2];
     bool inside[2][2];
-    // Their summands, for eight channels.
+    // Of the next 32 channels: summands of eight, and the bias of two in each eight.
     Vec8<bf16> add[2][2];
+    float bias[4][2];
 
     __device__ __forceinline__ ConvEnd(const HopperConvArgs &args, const OutputTile &group) : args(args), output(group) {
         int upscale = args.phases == 4 ? 2 : 1;
@@ -120,49 +118,56 @@ template <int N> struct ConvEnd {
             }
     }
 
-    // A lane's first channel in group `j` of 32.
+    // First of the eight channels that a lane stores in group `j` of 32.
     __device__ __forceinline__ int channel(int j) const { return output.n0 + 32 * j + threadIdx.x % 4 * 8; }
 
-    // Summands are loaded a group ahead.
+    // Loads what is added to a group, which is done a group ahead.
     __device__ __forceinline__ void load_summands(int j) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (args.add && inside[i / 2][i % 2] && channel(j) < args.n) add[i / 2][i % 2] = load_vec8(args.add + at[i / 2][i % 2] + channel(j));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int n = output.n0 + 32 * j + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            bias[i / 2][i % 2] = args.bias && n < args.n ? args.bias[n] : 0.0f;
+        }
     }
 
     // Stores a group's results; `values` and `squares` get the sums over four channels each.
     __device__ __forceinline__ void store(const float (&sums)[2][SUMS], int j, float (&values)[2], float (&squares)[2]) {
-        int n = channel(j);
-        float bias[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) bias[i] = args.bias && n + i < args.n ? args.bias[n + i] : 0.0f;
         Vec8<bf16> summands[4] = {add[0][0], add[0][1], add[1][0], add[1][1]};
+        float b[4][2] = {{bias[0][0], bias[0][1]}, {bias[1][0], bias[1][1]}, {bias[2][0], bias[2][1]}, {bias[3][0], bias[3][1]}};
         if (j + 1 < SUMS / 16) load_summands(j + 1);
+        int n = channel(j);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             int m = p / 2, r = p % 2;
-            // A single group of eight columns: its first lane gets them all.
-            float even[4] = {}, odd[4] = {}, v[8];
+            // Pairs of channels are exchanged among four lanes, so that each loads and stores eight channels of a pixel. Of a
+            // single group of eight channels, the first lane gets all.
+            uint4 x = summands[p].a;
+            float words[4] = {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+            if (args.add) transpose_quad(words);
 #pragma unroll
-            for (int i = 0; i < (SUMS == 4 ? 1 : 4); i++) even[i] = sums[m][16 * j + 4 * i + 2 * r], odd[i] = sums[m][16 * j + 4 * i + 2 * r + 1];
-            transpose_quad(even), transpose_quad(odd);
-#pragma unroll
-            for (int i = 0; i < 4; i++) v[2 * i] = even[i] + bias[2 * i], v[2 * i + 1] = odd[i] + bias[2 * i + 1];
+            for (int i = 0; i < (SUMS == 4 ? 1 : 4); i++) {
+                float low = sums[m][16 * j + 4 * i + 2 * r] + b[i][0], high = sums[m][16 * j + 4 * i + 2 * r + 1] + b[i][1];
+                if (args.add) {
+                    float add_low, add_high;
+                    unpack(__float_as_uint(words[i]), add_low, add_high);
+                    low += add_low, high += add_high;
+                }
+                words[i] = __uint_as_float(round_bf16_pair(low, high));
+            }
+            transpose_quad(words);
             bool owned = SUMS > 4 || threadIdx.x % 4 == 0;
             if (!inside[m][r] || n >= args.n || !owned) continue;
+            Vec8<bf16> rounded = {make_uint4(__float_as_uint(words[0]), __float_as_uint(words[1]), __float_as_uint(words[2]), __float_as_uint(words[3]))};
+            float v[8];
+            widen(rounded, v);
             if (args.n % 8) {
                 store8(args.out + at[m][r], n, args.n, false, v);
                 continue;
             }
-            if (args.add) {
-                float a[8];
-                widen(summands[p], a);
-#pragma unroll
-                for (int i = 0; i < 8; i++) v[i] += a[i];
-            }
-            Vec8<bf16> rounded = narrow<bf16>(v);
             store_vec8(args.out + at[m][r] + n, rounded);
-            widen(rounded, v);
 #pragma unroll
             for (int i = 0; i < 8; i++) values[i / 4] += v[i], squares[i / 4] += v[i] * v[i];
         }
@@ -201,22 +206,22 @@ template <int K, int N, bool TURNS>
 __device__ __forceinline__ void multiply_stages(const HopperConvArgs &args, const ConvMemory<K, N, TURNS> &memory, int steps,
                                                 Moments<float> *moments) {
     typedef ConvMemory<K, N, TURNS> Memory;
-    int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, clusters = gridDim.x / CLUSTER;
+    int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, blocks = gridDim.x;
     auto release = [&](int count) {
-        if (lane < CLUSTER) barrier_arrive_at(memory.empty + 8 * (count % Memory::STAGES), lane);
+        if (lane == 0) barrier_arrive(memory.empty + 8 * (count % Memory::STAGES));
     };
     int first_row = TURNS ? 0 : consumer * GROUP_ROWS, turn = TURNS ? consumer : 0, others = TURNS ? 1 : 0;
     // Stages before the next one of this warpgroup.
     int count = turn * steps;
-    for (int tile = blockIdx.x / CLUSTER + turn * clusters; tile < args.tiles; tile += (1 + others) * clusters, count += others * steps) {
+    for (int tile = blockIdx.x + turn * blocks; tile < args.tiles; tile += (1 + others) * blocks, count += others * steps) {
         float sums[2][N / 2];
         // A barrier's parity tells only a stage's next use from its last, so the other one's stages must have been filled.
-        if (TURNS && tile >= clusters) named_sync(1 + consumer, 256);
+        if (TURNS && tile >= blocks) named_sync(1 + consumer, 256);
         for (int step = 0; step < steps; step++, count++) {
             int stage = count % Memory::STAGES;
             unsigned pixels = memory.base + stage * Memory::STAGE, weights = pixels + Memory::PIXELS;
             barrier_wait(memory.full + 8 * stage, count / Memory::STAGES % 2);
-            if (TURNS && step == steps - 1 && tile + clusters < args.tiles) named_arrive(2 - consumer, 256);
+            if (TURNS && step == steps - 1 && tile + blocks < args.tiles) named_arrive(2 - consumer, 256);
             wgmma_fence();
 #pragma unroll
             for (int ky = 0; ky < K; ky++)
@@ -227,7 +232,11 @@ __device__ __forceinline__ void multiply_stages(const HopperConvArgs &args, cons
                         wgmma(sums[m], matrix_descriptor(pixels + (first_row + 4 * m + ky) * TILE_WIDTH * 128 + 32 * k, 1024, 16),
                               matrix_descriptor(weights + ky * Memory::WEIGHTS + 32 * k, 1024, 16), step > 0 || ky > 0 || k > 0);
             wgmma_commit();
-            if (step > 0) {
+            // A warpgroup that multiplies alone has to start a step before the previous one is complete.
+            if (!TURNS) {
+                wgmma_wait<0>();
+                release(count);
+            } else if (step > 0) {
                 wgmma_wait<1>();
                 release(count - 1);
             }
@@ -237,7 +246,7 @@ __device__ __forceinline__ void multiply_stages(const HopperConvArgs &args, cons
         ConvEnd<N> end(args, output);
         end.load_summands(0);
         wgmma_wait<0>();
-        release(count - 1);
+        if (TURNS) release(count - 1);
         end.store(sums, moments);
     }
 }
@@ -253,13 +262,13 @@ template <int K, int N, bool TURNS> __device__ __forceinline__ void conv_hopper(
     if (threadIdx.x == 0) {
         for (int i = 0; i < Memory::STAGES; i++) {
             barrier_init(memory.full + 8 * i, 1);
-            // The warps that multiply a stage, in each block.
-            barrier_init(memory.empty + 8 * i, (TURNS ? 4 : 8) * CLUSTER);
+            // The warps that multiply a stage.
+            barrier_init(memory.empty + 8 * i, TURNS ? 4 : 8);
         }
         barrier_init_fence();
     }
     for (int i = threadIdx.x; i < 8 * parts; i += 384) moments[i] = {};
-    cluster_sync();
+    __syncthreads();
     if (threadIdx.x < 128) {
         decrease_registers<24>();
         if (threadIdx.x == 0) load_stages<K, N, TURNS>(args, memory, steps);
@@ -274,12 +283,10 @@ template <int K, int N, bool TURNS> __device__ __forceinline__ void conv_hopper(
             merged.store(args.moments, (long long)blockIdx.x * parts + part);
         }
     }
-    // The other block may still copy into this one's memory.
-    cluster_sync();
 }
 
 #define KERNEL(NAME, K, N, TURNS)                                                                                            \
-    extern "C" CLUSTERS __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ HopperConvArgs args) { \
+    extern "C" __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ HopperConvArgs args) { \
         conv_hopper<K, N, TURNS>(args);                                                                               \
     }
 

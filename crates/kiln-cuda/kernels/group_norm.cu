@@ -136,10 +136,10 @@ __device__ __forceinline__ void group_norm_partial_vector(const T *x, float *par
     }
 }
 
-// The result, from the image's beginning on.
+// The result, from the image's beginning on, or `backward` from its end, whichever was read or written last.
 template <int F, class T>
 __device__ __forceinline__ void group_norm_apply_vector(const T *x, const float *stats, const float *weight, const float *bias, T *out,
-                                                 long long pixels, int chunks, int channels, int width) {
+                                                 long long pixels, int chunks, int channels, int width, int backward) {
     ThreadLayout layout(channels);
     if (layout.lane >= layout.lanes) return;
     float mean[8], factor[8], b[8];
@@ -150,9 +150,9 @@ __device__ __forceinline__ void group_norm_apply_vector(const T *x, const float 
         int group = (layout.channel + j) / width;
         mean[j] = stats[2 * group], factor[j] *= stats[2 * group + 1];
     }
-    for (int chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-        long long first = layout.first(chunk);
-        if (first >= pixels) return;
+    for (int i = blockIdx.x; i < chunks; i += gridDim.x) {
+        long long first = layout.first(backward ? chunks - 1 - i : i);
+        if (first >= pixels) continue;
         PixelBatch<T> batch;
         batch.template load<false>(x + first * channels + layout.channel, layout.lanes, pixels - first, channels);
         T *to = out + first * channels + layout.channel;
@@ -232,12 +232,12 @@ __device__ __forceinline__ void group_norm_apply(const T *x, const float *stats,
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256, resident) group_norm_apply_vector_##name(                       \
         const T *x, const float *stats, const float *weight, const float *bias, T *out, long long pixels,             \
-        int chunks, int channels, int width, int f) {                                                                 \
-        if (f == 0) group_norm_apply_vector<0>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
-        if (f == 1) group_norm_apply_vector<1>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
-        if (f == 2) group_norm_apply_vector<2>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
-        if (f == 3) group_norm_apply_vector<3>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
-        if (f == 4) group_norm_apply_vector<4>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
+        int chunks, int channels, int width, int backward, int f) {                                                   \
+        if (f == 0) group_norm_apply_vector<0>(x, stats, weight, bias, out, pixels, chunks, channels, width, backward); \
+        if (f == 1) group_norm_apply_vector<1>(x, stats, weight, bias, out, pixels, chunks, channels, width, backward); \
+        if (f == 2) group_norm_apply_vector<2>(x, stats, weight, bias, out, pixels, chunks, channels, width, backward); \
+        if (f == 3) group_norm_apply_vector<3>(x, stats, weight, bias, out, pixels, chunks, channels, width, backward); \
+        if (f == 4) group_norm_apply_vector<4>(x, stats, weight, bias, out, pixels, chunks, channels, width, backward); \
     }
 
 KERNELS(float, f32, 2)

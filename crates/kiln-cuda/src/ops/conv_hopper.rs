@@ -22,11 +22,10 @@ kernels! {
     }
 }
 
-/// Pixels in a row of a tile, rows of a warpgroup, blocks of a cluster, threads of a block, its consumer warps, and the most
-/// bytes and number of stages, as in `conv_hopper.cu`.
+/// Pixels in a row of a tile, rows of a warpgroup, threads of a block, its consumer warps, and the most bytes and number of
+/// stages, as in `conv_hopper.cu`.
 const TILE_WIDTH: usize = 16;
 const GROUP_ROWS: usize = 8;
-const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const CONSUMER_WARPS: usize = 8;
 const STAGE_BYTES: usize = 208 << 10;
@@ -66,13 +65,12 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<Opti
         1 => (args.w, args.ldw as usize),
         _ => (folded_weights(cx, args, conv)?, 4 * channels),
     };
-    let clusters = (cx.gpu().multiprocessors as usize / CLUSTER).max(1);
+    let blocks = cx.gpu().multiprocessors.max(1) as usize;
     let tiles_x = out_width.div_ceil(TILE_WIDTH);
-    let tiles_of = |rows: usize, columns: usize| {
-        tiles_x * out_height.div_ceil(CLUSTER * rows) * n.div_ceil(columns) * phases
-    };
+    let tiles_of =
+        |rows: usize, columns: usize| tiles_x * out_height.div_ceil(rows) * n.div_ceil(columns) * phases;
     // The narrow kernel is for RGB output. Tiles of both warpgroups are large, and need a large image.
-    let long = channels >= LONG_CHANNELS && tiles_of(2 * GROUP_ROWS, 128) >= clusters;
+    let long = channels >= LONG_CHANNELS && tiles_of(2 * GROUP_ROWS, 128) >= blocks;
     let (columns, block_rows, kernel) = match (side, n <= 8) {
         (3, true) => (8, 2 * GROUP_ROWS, CONV_HOPPER_3_8),
         (3, false) if long => (128, 2 * GROUP_ROWS, CONV_HOPPER_3_128_LONG),
@@ -81,7 +79,7 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<Opti
         _ => (128, 2 * GROUP_ROWS, CONV_HOPPER_1_128),
     };
     let tiles = tiles_of(block_rows, columns);
-    let clusters = clusters.min(tiles);
+    let blocks = blocks.min(tiles);
     let (taps, rows) = (side * side, block_rows + side - 1);
     let x = cx.driver().encode_tensor_map(
         MapElement::Bf16,
@@ -99,7 +97,7 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<Opti
     );
     // Nothing is known to need those of a 1x1 convolution.
     let moments = (n.is_multiple_of(8) && n <= MAX_MOMENT_CHANNELS && side > 1)
-        .then(|| Moments::new(cx, clusters * CLUSTER, n))
+        .then(|| Moments::new(cx, blocks, n))
         .transpose()?;
     let args = HopperConvArgs {
         x: cx.check(x)?,
@@ -123,7 +121,7 @@ pub(crate) fn run(cx: &Context, args: &ConvArgs, conv: &CudaConv) -> Result<Opti
     let stages = MAX_STAGES.min(STAGE_BYTES / stage);
     let moment_bytes = if moments.is_some() { CONSUMER_WARPS * n / Moments::CHANNELS * 3 * 4 } else { 0 };
     let shared = stages * (stage + 16) + moment_bytes + 1024;
-    cx.launch(kernel, [clusters * CLUSTER, 1], THREADS, shared, &ConvHopper { args })?;
+    cx.launch(kernel, [blocks, 1], THREADS, shared, &ConvHopper { args })?;
     Ok(moments)
 }
 

@@ -24,7 +24,7 @@ kernels! {
             channels: i32, groups: i32):
             GROUP_NORM_PARTIAL_VECTOR = "group_norm_partial_vector" by dtype;
         GroupNormApplyVector(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr,
-            out: DevicePtr, pixels: i64, chunks: i32, channels: i32, width: i32, f: i32):
+            out: DevicePtr, pixels: i64, chunks: i32, channels: i32, width: i32, backward: i32, f: i32):
             GROUP_NORM_APPLY_VECTOR = "group_norm_apply_vector" by dtype;
     }
 }
@@ -59,11 +59,10 @@ pub(crate) fn group_norm(
     let vector = channels % 8 == 0 && channels <= 8 * THREADS && aligned;
     let chunks = pixels.div_ceil(PIXELS_PER_THREAD * (THREADS / (channels / 8).max(1)).max(1));
     let vector_blocks = chunks.min(BLOCKS_PER_MULTIPROCESSOR * cx.gpu().multiprocessors.max(1) as usize);
-    let (partials, count, parts) = match x.moments() {
-        Some(moments) if width.is_multiple_of(Moments::CHANNELS) => {
-            (moments.buffer.clone(), moments.blocks, width / Moments::CHANNELS)
-        }
-        _ => {
+    let moments = x.moments().filter(|_| width.is_multiple_of(Moments::CHANNELS));
+    let (partials, count, parts) = match moments {
+        Some(moments) => (moments.buffer.clone(), moments.blocks, width / Moments::CHANNELS),
+        None => {
             let pixels_per_block = (ELEMENTS_PER_BLOCK / channels).max(1);
             let blocks = if vector { vector_blocks } else { pixels.div_ceil(pixels_per_block) };
             // Per partial result: count, mean and sum of squared deviations.
@@ -115,6 +114,8 @@ pub(crate) fn group_norm(
             chunks: size(chunks)?,
             channels: size(channels)?,
             width: size(width)?,
+            // The end was written last; otherwise the beginning has been read last, for the partial results.
+            backward: i32::from(moments.is_some()),
             f: activation_code(f),
         };
         cx.launch(GROUP_NORM_APPLY_VECTOR.of(x.dtype()), [vector_blocks, 1], THREADS, 0, &parameters)?;
