@@ -2,6 +2,8 @@
 // Softmax does not change when a vector is subtracted from all keys: without their mean they need smaller scales. A query has
 // its own scale, 128 keys of a head share one, and so do all values of a channel.
 // 4608 tokens of 24 heads take 35 us on an H200, 3.7 TB/s. More blocks at once, with fewer registers, or 512 threads: 8 % slower.
+// A mean of every fourth key saves 3 us of 81 for norm, rotation, measuring and rounding. Norm and rotation in here would save 20,
+// but queries and keys would have to come unnormed.
 
 #include "e4m3.cuh"
 #include "int8.cuh"

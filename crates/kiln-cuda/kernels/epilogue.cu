@@ -1,4 +1,5 @@
-// Epilogue of matrix products: bias, gate, residual, and rounding of f32 sums.
+// Epilogue of matrix products: bias, gate, residual, and rounding of f32 sums. A gate in bf16 needs it: cuBLASLt has no algorithm
+// with a factor per column (a vector as alpha).
 
 // residual + gate * (sums + bias); all but the sums are optional. The gate is one row for all rows.
 template <class S, class T>
