@@ -34,9 +34,14 @@ fn lossless(image: &RgbImage) -> Vec<u8> {
     out
 }
 
+/// Effort from 0 to 6. At the same error, libwebp's default of 4 takes twice as long for a file that is 0 to 3 % smaller.
+const METHOD: i32 = 2;
+
 fn lossy(image: &RgbImage, quality: u8) -> Result<Vec<u8>, String> {
     let encoder = webp::Encoder::from_rgb(image.pixels(), image.width(), image.height());
-    let file = encoder.encode_simple(false, f32::from(quality.min(100)));
+    let mut config = webp::WebPConfig::new().map_err(|()| "libwebp has another version")?;
+    (config.quality, config.method) = (f32::from(quality.min(100)), METHOD);
+    let file = encoder.encode_advanced(&config);
     Ok(file.map_err(|error| format!("libwebp failed: {error:?}"))?.to_vec())
 }
 
