@@ -89,6 +89,8 @@ pub(crate) struct NvFp4Scales {
     blocks: TensorRef,
     global: TensorRef,
     order: nvfp4::Order,
+    /// Whether activations must not be rounded for the product.
+    full_precision: bool,
 }
 
 impl ScaleLayout {
@@ -144,6 +146,11 @@ impl Encoding {
     /// Whether tiles of rows and columns have their own scales.
     pub fn has_tiles(&self) -> bool {
         matches!(self, Encoding::ScaledFp8(scales) if matches!(scales.layout, ScaleLayout::Tile(_)))
+    }
+
+    /// Whether the layer may be multiplied in nvfp4.
+    pub fn has_nvfp4_product(&self) -> bool {
+        matches!(self, Encoding::NvFp4(scales) if !scales.full_precision)
     }
 
     /// Everything about it but the values of its scales, in words.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostTensor, Rotation};
 
 use crate::export::metadata::{PRECISION_KEY, kept_metadata};
@@ -18,12 +17,17 @@ impl WeightSource {
     /// The precision that suits the file: int8 if [`quantize`] wrote it; as stored if it has matrices in fp8 or nvfp4, and the
     /// device has such matmuls.
     pub fn preferred_precision(&self, threads: usize, has_fp8: bool, has_nvfp4: bool) -> LinearPrecision {
-        let in_fp8 = |name: &str| name.strip_suffix(".weight").is_some_and(|module| self.stores_fp8(module));
-        let in_nvfp4 = |name: &str| self.packed_format(name) == Some(Format::NvFp4);
+        let any = |stores: &dyn Fn(&str) -> bool| {
+            self.names().filter_map(|name| name.strip_suffix(".weight")).any(stores)
+        };
         match self.metadata().get(PRECISION_KEY).map(String::as_str) {
             Some(INT8) => LinearPrecision::Int8 { threads },
-            _ if has_nvfp4 && self.names().any(in_nvfp4) => LinearPrecision::Stored { nvfp4: true },
-            _ if has_fp8 && self.names().any(in_fp8) => LinearPrecision::Stored { nvfp4: false },
+            _ if has_nvfp4 && any(&|module| self.stores_nvfp4(module)) => {
+                LinearPrecision::Stored { nvfp4: true }
+            }
+            _ if has_fp8 && any(&|module| self.stores_fp8(module)) => {
+                LinearPrecision::Stored { nvfp4: false }
+            }
             _ => LinearPrecision::Float,
         }
     }

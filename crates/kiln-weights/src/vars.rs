@@ -156,21 +156,25 @@ impl<'a> Vars<'a> {
 
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
         let fp8 = leaves.iter().all(|(leaf, _)| self.has_fp8_matmul(&self.name(leaf)));
+        let nvfp4 = self.precision == LinearPrecision::Stored { nvfp4: true }
+            && leaves.iter().all(|(leaf, _)| self.source.stores_nvfp4(&self.name(leaf)));
         let deltas = self.deltas(leaves, cols)?;
-        let is_nvfp4 = |packed: &[PackedTensor]| {
-            self.precision == LinearPrecision::Stored { nvfp4: true }
-                && packed.iter().all(PackedTensor::is_nvfp4)
-        };
-        let layer = match unify(blocks).map_err(tensor)? {
-            Stack::Packed(packed) if is_nvfp4(&packed) => {
-                HostLinear::packed(packed).and_then(HostLinear::with_nvfp4_matmul)
-            }
+        let stack = unify(blocks).map_err(tensor)?;
+        // A patched weight is not.
+        let nvfp4 =
+            nvfp4 && matches!(&stack, Stack::Packed(packed) if packed.iter().all(PackedTensor::is_nvfp4));
+        let layer = match stack {
             Stack::Dense(blocks) if scales.is_empty() => HostLinear::dense(blocks),
             Stack::Dense(rows) => HostLinear::int8(rows, scales, rotation),
             Stack::Packed(packed) => HostLinear::packed(packed),
         };
         let layer = layer.and_then(|layer| layer.with_bias(bias)?.with_deltas(deltas));
-        layer.and_then(|layer| if fp8 { layer.with_fp8_matmul() } else { Ok(layer) }).map_err(linear)
+        let layer = layer.and_then(|layer| match (fp8, nvfp4) {
+            (true, _) => layer.with_fp8_matmul(),
+            (_, true) => layer.with_nvfp4_matmul(),
+            _ => Ok(layer),
+        });
+        layer.map_err(linear)
     }
 
     /// How such a stack is rotated if it is used in int8: one way for all of it, and not if a layer is stored in int8, which

@@ -171,15 +171,20 @@ fn nvfp4_is_read_in_both_orders() {
     }
     let global = ("x.weight_scale_2", "F32", &[] as &[usize], floats(&[0.5]));
     let comfy_quant = ("x.comfy_quant", "U8", &[18usize] as &[usize], br#"{"format":"nvfp4"}"#.to_vec());
-    let comfy = weights(
-        &[
-            ("x.weight", "U8", &[130, 16], pairs(true)),
-            ("x.weight_scale", "F8_E4M3", &[256, 4], tiles),
-            global.clone(),
-            comfy_quant,
-        ],
-        &[],
-    );
+    let mut layer: Vec<RawTensor<'_>> = vec![
+        ("x.weight", "U8", &[130, 16], pairs(true)),
+        ("x.weight_scale", "F8_E4M3", &[256, 4], tiles),
+        global.clone(),
+        comfy_quant,
+    ];
+    let comfy = weights(&layer, &[]);
+    let unrounded = br#"{"format":"nvfp4","full_precision_matrix_mult":true}"#.to_vec();
+    layer[3] = ("x.comfy_quant", "U8", &[52], unrounded);
+    let full_precision = weights(&layer, &[]);
+    assert!(values(&full_precision, "x.weight") == expected);
+    assert_eq!(full_precision.preferred_precision(1, true, true), LinearPrecision::Float);
+    let vars = full_precision.root().with_precision(LinearPrecision::Stored { nvfp4: true });
+    assert!(!vars.linear("x", 130, 32).unwrap().nvfp4_matmul());
     let other = weights(
         &[
             ("x.weight", "U8", &[130, 16], pairs(false)),

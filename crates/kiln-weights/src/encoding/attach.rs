@@ -172,7 +172,9 @@ impl Layers<'_> {
         if let (Some(order), Some((.., blocks))) = (order, self.nvfp4_layer(module.to_owned())) {
             let global = self.global_scale(module)?;
             let used = vec![blocks.name.clone(), global.name.clone()];
-            return Ok(Some((Encoding::NvFp4(Box::new(NvFp4Scales { blocks, global, order })), used)));
+            let full_precision = self.quants.get(module).is_some_and(|quant| quant.full_precision);
+            let scales = NvFp4Scales { blocks, global, order, full_precision };
+            return Ok(Some((Encoding::NvFp4(Box::new(scales)), used)));
         }
         let scale = self.only_scale(module, &weight)?;
         if !matches!(weight.encoding, Encoding::Dense) {

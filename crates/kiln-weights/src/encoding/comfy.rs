@@ -29,6 +29,8 @@ pub(super) struct ComfyQuant {
     format: String,
     /// Whether the weight was rotated before it was quantized.
     rotated: bool,
+    /// Whether activations must not be rounded for the product.
+    pub full_precision: bool,
 }
 
 /// A description as it is written: in full, or the format alone.
@@ -42,6 +44,8 @@ enum Description {
         convrot: bool,
         #[serde(default)]
         params: Option<Parameters>,
+        #[serde(default)]
+        full_precision_matrix_mult: bool,
     },
 }
 
@@ -54,10 +58,12 @@ struct Parameters {
 impl From<Description> for ComfyQuant {
     fn from(description: Description) -> ComfyQuant {
         match description {
-            Description::Format(format) => ComfyQuant { format, rotated: false },
-            Description::Full { format, convrot, params } => {
-                ComfyQuant { format, rotated: convrot || params.is_some_and(|params| params.convrot) }
-            }
+            Description::Format(format) => ComfyQuant { format, rotated: false, full_precision: false },
+            Description::Full { format, convrot, params, full_precision_matrix_mult } => ComfyQuant {
+                format,
+                rotated: convrot || params.is_some_and(|params| params.convrot),
+                full_precision: full_precision_matrix_mult,
+            },
         }
     }
 }

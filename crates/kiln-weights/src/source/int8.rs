@@ -56,6 +56,12 @@ impl WeightSource {
         is_matrix && !self.has_tile_scales(&name)
     }
 
+    /// Whether the weight of the layer `module` is an nvfp4 matrix, and the file does not ask for products in floats.
+    pub(crate) fn stores_nvfp4(&self, module: &str) -> bool {
+        let tensor = self.tensors.get(&format!("{module}.weight"));
+        tensor.is_some_and(|tensor| tensor.entry.encoding.has_nvfp4_product())
+    }
+
     /// Whether tiles of rows and columns of the matrix `name` have their own scales.
     pub(crate) fn has_tile_scales(&self, name: &str) -> bool {
         self.tensors.get(name).is_some_and(|tensor| tensor.entry.encoding.has_tiles())
