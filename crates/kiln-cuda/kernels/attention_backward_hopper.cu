@@ -135,7 +135,7 @@ __device__ __forceinline__ void backward_q(const HopperAttentionBackwardArgs &ar
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                wgmma_n128(s, descriptor_from_low(q_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
+                wgmma_bf16<false, false>(s, descriptor_from_low(q_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                            descriptor_from_low(k_low + (i / 4 * KEY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
             // The sums of the tile before; their operands' registers are needed.
@@ -145,7 +145,7 @@ __device__ __forceinline__ void backward_q(const HopperAttentionBackwardArgs &ar
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                wgmma_n128(dp, descriptor_from_low(dout_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
+                wgmma_bf16<false, false>(dp, descriptor_from_low(dout_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                            descriptor_from_low(v_low + (i / 4 * KEY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
             named_arrive(2 - consumer, 256);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void backward_kv(const HopperAttentionBackwardArgs &a
             // Transposed: rows are keys, columns queries.
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                wgmma_n64(s, descriptor_from_low(k_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
+                wgmma_bf16<false, false>(s, descriptor_from_low(k_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                           descriptor_from_low(q_low + (i / 4 * QUERY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
             // The sums of the tile before; their operands' registers are needed.
@@ -234,7 +234,7 @@ __device__ __forceinline__ void backward_kv(const HopperAttentionBackwardArgs &a
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                wgmma_n64(dp, descriptor_from_low(v_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
+                wgmma_bf16<false, false>(dp, descriptor_from_low(v_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                           descriptor_from_low(dout_low + (i / 4 * QUERY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
             wgmma_wait<0>();

@@ -45,7 +45,7 @@ extern "C" __global__ void fold_taps(const bf16 *w, bf16 *out, int n, int channe
 
 #if defined(KILN_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int add) { wgmma_n128(d, a, b, add); }
+__device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int add) { wgmma_bf16<false, false>(d, a, b, add); }
 __device__ __forceinline__ void wgmma(float (&d)[4], u64 a, u64 b, int add) { wgmma_n8(d, a, b, add); }
 
 // First channel, phase and first pixel of a tile.

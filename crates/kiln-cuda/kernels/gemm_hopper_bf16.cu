@@ -11,5 +11,11 @@
     }
 
 KERNEL(gemm_hopper_bf16_256, Bf16Input, 256, false, false)
+KERNEL(gemm_hopper_bf16_192, Bf16Input, 192, false, false)
+KERNEL(gemm_hopper_bf16_160, Bf16Input, 160, false, false)
+KERNEL(gemm_hopper_bf16_144, Bf16Input, 144, false, false)
 KERNEL(gemm_hopper_bf16_128, Bf16Input, 128, false, false)
+KERNEL(gemm_hopper_bf16_96, Bf16Input, 96, false, false)
+KERNEL(gemm_hopper_bf16_80, Bf16Input, 80, false, false)
+KERNEL(gemm_hopper_bf16_64, Bf16Input, 64, false, false)
 #endif

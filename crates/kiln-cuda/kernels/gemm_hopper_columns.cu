@@ -11,7 +11,9 @@
     }
 
 KERNEL(gemm_hopper_w_columns_256, Bf16Input, 256, false, true)
+KERNEL(gemm_hopper_w_columns_192, Bf16Input, 192, false, true)
 KERNEL(gemm_hopper_w_columns_128, Bf16Input, 128, false, true)
 KERNEL(gemm_hopper_columns_256, Bf16Input, 256, true, true)
+KERNEL(gemm_hopper_columns_192, Bf16Input, 192, true, true)
 KERNEL(gemm_hopper_columns_128, Bf16Input, 128, true, true)
 #endif

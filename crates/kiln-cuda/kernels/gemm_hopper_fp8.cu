@@ -11,5 +11,11 @@
     }
 
 KERNEL(gemm_hopper_fp8_256, E4m3Input, 256, false, false)
+KERNEL(gemm_hopper_fp8_192, E4m3Input, 192, false, false)
+KERNEL(gemm_hopper_fp8_160, E4m3Input, 160, false, false)
+KERNEL(gemm_hopper_fp8_144, E4m3Input, 144, false, false)
 KERNEL(gemm_hopper_fp8_128, E4m3Input, 128, false, false)
+KERNEL(gemm_hopper_fp8_96, E4m3Input, 96, false, false)
+KERNEL(gemm_hopper_fp8_80, E4m3Input, 80, false, false)
+KERNEL(gemm_hopper_fp8_64, E4m3Input, 64, false, false)
 #endif

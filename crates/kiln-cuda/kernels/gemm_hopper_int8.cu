@@ -11,5 +11,11 @@
     }
 
 KERNEL(gemm_hopper_int8_256, Int8Input, 256, false, false)
+KERNEL(gemm_hopper_int8_192, Int8Input, 192, false, false)
+KERNEL(gemm_hopper_int8_160, Int8Input, 160, false, false)
+KERNEL(gemm_hopper_int8_144, Int8Input, 144, false, false)
 KERNEL(gemm_hopper_int8_128, Int8Input, 128, false, false)
+KERNEL(gemm_hopper_int8_96, Int8Input, 96, false, false)
+KERNEL(gemm_hopper_int8_80, Int8Input, 80, false, false)
+KERNEL(gemm_hopper_int8_64, Int8Input, 64, false, false)
 #endif

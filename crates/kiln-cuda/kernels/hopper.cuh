@@ -142,85 +142,81 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define ACCUMULATORS_16(d, i) ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4), ACCUMULATORS_4(d, i + 8), ACCUMULATORS_4(d, i + 12)
-#define ACCUMULATORS_64(d) ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48)
-#define REGISTERS_32 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define REGISTERS_64 \
-    REGISTERS_32 ", " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-#define ACCUMULATORS_128(d) \
-    ACCUMULATORS_64(d), ACCUMULATORS_16(d, 64), ACCUMULATORS_16(d, 80), ACCUMULATORS_16(d, 96), ACCUMULATORS_16(d, 112)
+#define ACCUMULATORS_8(d, i) ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4)
+#define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
+#define ACCUMULATORS_32(d) ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
+#define ACCUMULATORS_40(d) ACCUMULATORS_32(d), ACCUMULATORS_8(d, 32)
+#define ACCUMULATORS_48(d) ACCUMULATORS_40(d), ACCUMULATORS_8(d, 40)
+#define ACCUMULATORS_56(d) ACCUMULATORS_48(d), ACCUMULATORS_8(d, 48)
+#define ACCUMULATORS_64(d) ACCUMULATORS_56(d), ACCUMULATORS_8(d, 56)
+#define ACCUMULATORS_72(d) ACCUMULATORS_64(d), ACCUMULATORS_8(d, 64)
+#define ACCUMULATORS_80(d) ACCUMULATORS_72(d), ACCUMULATORS_8(d, 72)
+#define ACCUMULATORS_88(d) ACCUMULATORS_80(d), ACCUMULATORS_8(d, 80)
+#define ACCUMULATORS_96(d) ACCUMULATORS_88(d), ACCUMULATORS_8(d, 88)
+#define ACCUMULATORS_128(d) ACCUMULATORS_96(d), ACCUMULATORS_16(d, 96), ACCUMULATORS_16(d, 112)
 #define INTEGERS_4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
-#define INTEGERS_16(d, i) INTEGERS_4(d, i), INTEGERS_4(d, i + 4), INTEGERS_4(d, i + 8), INTEGERS_4(d, i + 12)
-#define INTEGERS_64(d) INTEGERS_16(d, 0), INTEGERS_16(d, 16), INTEGERS_16(d, 32), INTEGERS_16(d, 48)
-#define INTEGERS_128(d) \
-    INTEGERS_64(d), INTEGERS_16(d, 64), INTEGERS_16(d, 80), INTEGERS_16(d, 96), INTEGERS_16(d, 112)
+#define INTEGERS_8(d, i) INTEGERS_4(d, i), INTEGERS_4(d, i + 4)
+#define INTEGERS_16(d, i) INTEGERS_8(d, i), INTEGERS_8(d, i + 8)
+#define INTEGERS_32(d) INTEGERS_16(d, 0), INTEGERS_16(d, 16)
+#define INTEGERS_40(d) INTEGERS_32(d), INTEGERS_8(d, 32)
+#define INTEGERS_48(d) INTEGERS_40(d), INTEGERS_8(d, 40)
+#define INTEGERS_56(d) INTEGERS_48(d), INTEGERS_8(d, 48)
+#define INTEGERS_64(d) INTEGERS_56(d), INTEGERS_8(d, 56)
+#define INTEGERS_72(d) INTEGERS_64(d), INTEGERS_8(d, 64)
+#define INTEGERS_80(d) INTEGERS_72(d), INTEGERS_8(d, 72)
+#define INTEGERS_88(d) INTEGERS_80(d), INTEGERS_8(d, 80)
+#define INTEGERS_96(d) INTEGERS_88(d), INTEGERS_8(d, 88)
+#define INTEGERS_128(d) INTEGERS_96(d), INTEGERS_16(d, 96), INTEGERS_16(d, 112)
+#define REGISTERS_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" ", " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGISTERS_40 REGISTERS_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39"
+#define REGISTERS_48 REGISTERS_40 ", " "%40, %41, %42, %43, %44, %45, %46, %47"
+#define REGISTERS_56 REGISTERS_48 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
+#define REGISTERS_64 REGISTERS_56 ", " "%56, %57, %58, %59, %60, %61, %62, %63"
+#define REGISTERS_72 REGISTERS_64 ", " "%64, %65, %66, %67, %68, %69, %70, %71"
+#define REGISTERS_80 REGISTERS_72 ", " "%72, %73, %74, %75, %76, %77, %78, %79"
+#define REGISTERS_88 REGISTERS_80 ", " "%80, %81, %82, %83, %84, %85, %86, %87"
+#define REGISTERS_96 REGISTERS_88 ", " "%88, %89, %90, %91, %92, %93, %94, %95"
 #define REGISTERS_128 \
-    REGISTERS_64 ", " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    REGISTERS_96 ", " "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" ", " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// d = a * b (+ d) with N columns and 32 bytes of each row of both, which are in shared memory; MN-major where named so.
-template <bool A_COLUMNS, bool B_COLUMNS> __device__ __forceinline__ void wgmma_bf16(float (&d)[128], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" REGISTERS_128 "}, %128, %129, p, 1, 1, %131, %132;\n}"
-                 : ACCUMULATORS_128(d)
-                 : "l"(a), "l"(b), "r"(add), "n"(A_COLUMNS), "n"(B_COLUMNS));
-}
-template <bool A_COLUMNS, bool B_COLUMNS> __device__ __forceinline__ void wgmma_bf16(float (&d)[64], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, %64, %65, p, 1, 1, %67, %68;\n}"
-                 : ACCUMULATORS_64(d)
-                 : "l"(a), "l"(b), "r"(add), "n"(A_COLUMNS), "n"(B_COLUMNS));
-}
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[128], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" REGISTERS_128 "}, %128, %129, p, 1, 1;\n}"
-                 : ACCUMULATORS_128(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" REGISTERS_64 "}, %64, %65, p, 1, 1;\n}"
-                 : ACCUMULATORS_64(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void wgmma_int8(int (&d)[128], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" REGISTERS_128 "}, %128, %129, p;\n}"
-                 : INTEGERS_128(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void wgmma_int8(int (&d)[64], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" REGISTERS_64 "}, %64, %65, p;\n}"
-                 : INTEGERS_64(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
+// d = a * b (+ d) with 32 bytes of each row of both, which are in shared memory; MN-major where named so. b has N
+// columns, and a thread S of the sums.
+#define WGMMA(N, S, A, B, ADD, A_MAJOR, B_MAJOR, REGISTERS, FLOATS, INTEGERS) \
+    template <bool A_COLUMNS, bool B_COLUMNS> __device__ __forceinline__ void wgmma_bf16(float (&d)[S], u64 a, u64 b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B ", p, 1, 1, " A_MAJOR \
+                     ", " B_MAJOR ";\n}" \
+                     : FLOATS \
+                     : "l"(a), "l"(b), "r"(add), "n"(A_COLUMNS), "n"(B_COLUMNS)); \
+    } \
+    __device__ __forceinline__ void wgmma_e4m3(float (&d)[S], u64 a, u64 b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGISTERS "}, " A ", " B ", p, 1, 1;\n}" \
+                     : FLOATS \
+                     : "l"(a), "l"(b), "r"(add)); \
+    } \
+    __device__ __forceinline__ void wgmma_int8(int (&d)[S], u64 a, u64 b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" REGISTERS "}, " A ", " B ", p;\n}" \
+                     : INTEGERS \
+                     : "l"(a), "l"(b), "r"(add)); \
+    }
+WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", REGISTERS_128, ACCUMULATORS_128(d), INTEGERS_128(d))
+WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", REGISTERS_96, ACCUMULATORS_96(d), INTEGERS_96(d))
+WGMMA(176, 88, "%88", "%89", "%90", "%91", "%92", REGISTERS_88, ACCUMULATORS_88(d), INTEGERS_88(d))
+WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", REGISTERS_80, ACCUMULATORS_80(d), INTEGERS_80(d))
+WGMMA(144, 72, "%72", "%73", "%74", "%75", "%76", REGISTERS_72, ACCUMULATORS_72(d), INTEGERS_72(d))
+WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", REGISTERS_64, ACCUMULATORS_64(d), INTEGERS_64(d))
+WGMMA(112, 56, "%56", "%57", "%58", "%59", "%60", REGISTERS_56, ACCUMULATORS_56(d), INTEGERS_56(d))
+WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52", REGISTERS_48, ACCUMULATORS_48(d), INTEGERS_48(d))
+WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", REGISTERS_40, ACCUMULATORS_40(d), INTEGERS_40(d))
+WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", REGISTERS_32, ACCUMULATORS_32(d), INTEGERS_32(d))
+#undef WGMMA
 
-// d = a * b (+ d): a 64x16, b 16x128, both K-major in shared memory.
-__device__ __forceinline__ void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_64(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-// The same for 64 columns.
-__device__ __forceinline__ void wgmma_n64(float (&d)[32], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-// The same for 8 columns.
+// d = a * b (+ d): a 64x16, b 16x8, both K-major in shared memory.
 __device__ __forceinline__ void wgmma_n8(float (&d)[4], u64 a, u64 b, int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"

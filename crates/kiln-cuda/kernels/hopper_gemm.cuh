@@ -1,17 +1,20 @@
 // Matrix products on Hopper with TMA and wgmma: out = alpha * x * w^T + bias + add, in bf16, e4m3 and int8.
 // A cluster of two blocks computes tiles of 256 rows by N columns, each block 128 of the rows. In each block a producer
-// thread loads 128 bytes of every row of x and half of the rows of w, which goes to both blocks; two consumer warpgroups
-// multiply 64 rows each. Clusters are persistent, and where tiles don't divide evenly among them, some are split along
-// the sum: a cluster stores the sums of its part, and the one with the tile's last part adds them up, always in the same
-// order.
-// Of cuBLASLt's speed on an H200, 4608 rows: sums of 3072 0.95 in bf16, 0.87 in fp8; of 12288 and more 1.0. 512 rows: 0.65 to
-// 0.95. Without storing results it is 1.0 and 0.98: what is left is a tile's end, when no warpgroup multiplies. No gain: storing
-// from registers, 16 bytes a lane; storing between the steps of the next tile (10 % slower, some registers spill); one
-// warpgroup a step behind the other.
+// thread loads 128 bytes of every row of x and half of the rows of w, which goes to both blocks. Two consumer warpgroups take
+// tiles in turns, so that one stores results while the other multiplies; tiles of 256 columns, whose sums don't fit into the
+// registers of one, they multiply together, 64 rows each. Clusters are persistent, and where tiles don't divide evenly among
+// them, some are split along the sum: a cluster stores the sums of its share, and the one with the tile's last share adds
+// them up, always in the same order.
+// Of cuBLASLt's speed on an H200, each product with its fastest tiling: 4096 and more rows 0.98 to 1.06 in bf16, 0.91 to 1.05 in
+// fp8 (median 1.0 and 0.98); 512 rows 0.72 to 1.01 and 0.86 to 1.5, the least for sums of 4096 and less. No gain: the left half
+// of a tile's columns ending before the right; clusters of 1x2 and 2x2 (of these only 30 run at once); storing from registers;
+// one warpgroup a step behind the other.
 
 const int ROWS = 128, BOX = 64;
 // Bytes of a row of a box; of 64 rows.
 const unsigned LINE = 128, GROUP = 64 * LINE;
+// Bytes of shared memory for stages and results.
+const unsigned SHARED = 225 << 10;
 
 struct HopperGemmArgs {
     // x: [k, rows]; w: [k, n, batch]; out: [n, rows, batch], innermost first. Sides that the sum runs down are swapped.
@@ -29,7 +32,7 @@ struct HopperGemmArgs {
     int tiles_m, tiles_n, tiles_all, group;
     // Tiles that are split among clusters, steps of those per cluster, and clusters that get one more.
     int split_tiles, steps_per_cluster, longer_clusters;
-    // [block][consumer][sums][thread], and a ready flag per block and consumer.
+    // [block][64 rows][sums][thread], and a ready flag per block and 64 rows.
     void *partials;
     unsigned *ready;
 };
@@ -70,6 +73,11 @@ struct GemmSchedule {
         w = {next_tile, 0, args.steps, false, false};
         next_tile += gridDim.x / CLUSTER;
         return w.tile < args.tiles_m * args.tiles_all;
+    }
+
+    // Whether there is more work.
+    __device__ __forceinline__ bool more(const HopperGemmArgs &args) const {
+        return at > begin || next_tile < args.tiles_m * args.tiles_all;
     }
 };
 
@@ -112,16 +120,27 @@ template <bool, bool, int S> __device__ __forceinline__ void multiply(Int8Input,
     wgmma_int8(d, a, b, add);
 }
 
+// Who multiplies what of tiles of N columns.
+template <int N> struct Consumers {
+    // Whether consumers have a tile each, in turns, or 64 rows each of one tile.
+    static const bool TURNS = N < 256;
+    // Times 64 rows of a consumer, and consumers of a stage.
+    static const int PARTS = TURNS ? 2 : 1, OF_STAGE = TURNS ? 1 : 2;
+};
+
 // Shared memory: stages of x and w, results on their way out, barriers.
 template <int N> struct GemmMemory {
-    static const int STAGES = N == 256 ? 4 : 6;
     static const unsigned X = ROWS * LINE, W = N * LINE, STAGE = X + W;
+    // Columns of a box of results, bytes of its rows, and of all.
+    static const int OUT = N % 64 == 0 ? 64 : N % 32 == 0 ? 32 : 16;
+    static const unsigned OUT_LINE = 2 * OUT, OUT_BOX = 64 * OUT_LINE;
+    static const int STAGES = (SHARED - 4 * OUT_BOX) / STAGE;
     unsigned base, results, full, empty;
 
     __device__ __forceinline__ GemmMemory(unsigned start) {
         base = (start + 1023) & ~1023u;
         results = base + STAGES * STAGE;
-        full = results + 4 * GROUP;
+        full = results + 4 * OUT_BOX;
         empty = full + 8 * STAGES;
     }
 };
@@ -147,36 +166,35 @@ __device__ __forceinline__ void load_stages(const HopperGemmArgs &args, const Ge
             // Each block loads a half of the columns for both.
             for (int half = 0; half < CLUSTER; half++) {
                 if (CLUSTER_COPIES && half != rank) continue;
-                unsigned to = w + half * (Memory::W / 2);
-                int n = tile.n0 + half * (N / 2);
                 if (W_COLUMNS)
-                    for (int i = 0; i < N / 2 / BOX; i++) tma_load_both(to + i * GROUP, args.w, done, n + i * BOX, k, tile.batch);
+                    for (int i = half; i < N / BOX; i += CLUSTER)
+                        tma_load_both(w + i * GROUP, args.w, done, tile.n0 + i * BOX, k, tile.batch);
                 else
-                    tma_load_both(to, args.w, done, k, n, tile.batch);
+                    tma_load_both(w + half * (Memory::W / 2), args.w, done, k, tile.n0 + half * (N / 2), tile.batch);
             }
         }
     }
 }
 
-// Stores a part's sums for the cluster that has the tile's last step.
-template <class Sum, int S> __device__ __forceinline__ void store_partial(const HopperGemmArgs &args, int consumer, const Sum (&sums)[S]) {
-    Sum *to = (Sum *)args.partials + (2ll * blockIdx.x + consumer) * S * 128 + threadIdx.x % 128;
+// Stores the sums of a share's 64 rows for the cluster that has the tile's last step. `part`: which of the block's.
+template <class Sum, int S> __device__ __forceinline__ void store_partial(const HopperGemmArgs &args, int part, int barrier, const Sum (&sums)[S]) {
+    Sum *to = (Sum *)args.partials + (2ll * blockIdx.x + part) * S * 128 + threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < S; i++) to[i * 128] = sums[i];
     fence_gpu();
-    named_sync(1 + consumer, 128);
-    if (threadIdx.x % 128 == 0) set_flag(args.ready + 2 * blockIdx.x + consumer);
+    named_sync(barrier, 128);
+    if (threadIdx.x % 128 == 0) set_flag(args.ready + 2 * blockIdx.x + part);
 }
 
-// Adds the sums of the tile's earlier parts, the latest first.
+// Adds the sums of the tile's earlier shares, the latest first.
 template <class Sum, int S>
-__device__ __forceinline__ void merge_partials(const HopperGemmArgs &args, const GemmWork &work, int consumer, Sum (&sums)[S]) {
+__device__ __forceinline__ void merge_partials(const HopperGemmArgs &args, const GemmWork &work, int part, int barrier, Sum (&sums)[S]) {
     int start = work.tile * args.steps;
     for (int cluster = blockIdx.x / CLUSTER - 1;; cluster--) {
         int block = cluster * CLUSTER + (int)cluster_rank();
-        if (threadIdx.x % 128 == 0) wait_flag(args.ready + 2 * block + consumer);
-        named_sync(1 + consumer, 128);
-        const Sum *from = (const Sum *)args.partials + (2ll * block + consumer) * S * 128 + threadIdx.x % 128;
+        if (threadIdx.x % 128 == 0) wait_flag(args.ready + 2 * block + part);
+        named_sync(barrier, 128);
+        const Sum *from = (const Sum *)args.partials + (2ll * block + part) * S * 128 + threadIdx.x % 128;
 #pragma unroll
         for (int i = 0; i < S; i++) sums[i] += load_l2(from + i * 128);
         if (GemmSchedule::share_begin(args, cluster) <= start) return;
@@ -186,94 +204,128 @@ __device__ __forceinline__ void merge_partials(const HopperGemmArgs &args, const
 // What becomes of a tile's sums. Prepared while they are computed, so that the scales are there when they are needed.
 template <class Input, int N> struct Epilogue {
     typedef typename Input::Sum Sum;
+    typedef GemmMemory<N> Memory;
+    static const int PARTS = Consumers<N>::PARTS;
     const HopperGemmArgs &args;
     GemmTile tile;
-    // A lane's first row and column; it has the row 8 below, too.
+    // The barrier of the warpgroup, its two boxes in shared memory, and which one is next.
+    int barrier;
+    unsigned boxes, slot = 0;
+    // A lane's first row and column; it has the rows 8 below and 64 below, too.
     int row, column;
-    float x_scales[2];
+    float x_scales[PARTS][2];
     // Four lanes have the scales of eighths of the columns.
-    static const int EIGHTH = N / 64;
+    static const int EIGHTH = (N + 63) / 64;
     float w_scales[EIGHTH][2];
 
-    __device__ __forceinline__ Epilogue(const HopperGemmArgs &args) : args(args) {}
+    __device__ __forceinline__ Epilogue(const HopperGemmArgs &args, const Memory &memory, int consumer)
+        : args(args), barrier(1 + consumer), boxes(memory.results + consumer * 2 * Memory::OUT_BOX) {}
 
-    __device__ __forceinline__ void prepare(int number, int consumer) {
+    // `first`: the first of the tile's 64 rows.
+    __device__ __forceinline__ void prepare(int number, int first) {
         tile = GemmTile(args, number, N);
         int lane = threadIdx.x % 32;
-        row = tile.m0 + 64 * consumer + threadIdx.x % 128 / 32 * 16 + lane / 4;
+        row = tile.m0 + 64 * first + threadIdx.x % 128 / 32 * 16 + lane / 4;
         column = tile.n0 + lane % 4 * 2;
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            x_scales[r] = args.alpha * (args.x_scales ? args.x_scales[row + 8 * r < args.rows ? row + 8 * r : 0] : 1.0f);
+        for (int i = 0; i < 2 * PARTS; i++)
+            x_scales[i / 2][i % 2] = args.alpha * (args.x_scales ? args.x_scales[valid(i / 2, i % 2)] : 1.0f);
 #pragma unroll
         for (int i = 0; i < EIGHTH; i++)
             if (Input::SCALED) load_values(args.w_scales, of_all(inside(lane / 4 * EIGHTH + i)), false, w_scales[i]);
     }
+
+    __device__ __forceinline__ int row_of(int part, int r) const { return row + 64 * part + 8 * r; }
+    // Results outside are not stored, so any row will do there.
+    __device__ __forceinline__ int valid(int part, int r) const { return row_of(part, r) < args.rows ? row_of(part, r) : 0; }
 
     // The lane's column in group `j` of eight columns. Results outside are not stored, so any column will do there.
     __device__ __forceinline__ int inside(int j) const { return column + 8 * j < args.n ? column + 8 * j : 0; }
     __device__ __forceinline__ long long of_all(int column) const { return (long long)tile.batch * args.n + column; }
 
     // The results of two columns, in both rows, from the sums of group `j`.
-    template <bool PLAIN> __device__ __forceinline__ void finish(const Sum *sums, int j, float (&v)[4]) const {
+    template <bool PLAIN> __device__ __forceinline__ void finish(const Sum *sums, int part, int j, float (&v)[4]) const {
         float w[2] = {1.0f, 1.0f};
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (Input::SCALED) w[i] = __shfl_sync(0xffffffffu, w_scales[j % EIGHTH][i], j / EIGHTH * 4 + threadIdx.x % 4);
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = (float)sums[4 * j + i] * (x_scales[i / 2] * w[i % 2]);
+        for (int i = 0; i < 4; i++) v[i] = (float)sums[4 * j + i] * (x_scales[part][i / 2] * w[i % 2]);
         if (PLAIN) return;
+        // Addresses of other groups would take registers of the sums.
+        int at = inside(j);
+        opaque(at);
         float bias[2] = {0.0f, 0.0f};
-        if (args.bias) load_values(args.bias, of_all(inside(j)), false, bias);
+        if (args.bias) load_values(args.bias, of_all(at), false, bias);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float add[2] = {0.0f, 0.0f};
-            long long from = row + 8 * r < args.rows ? row + 8 * r : 0;
-            if (args.add) load_values(args.add, tile.batch * args.stride_out + from * args.ldadd + inside(j), args.bf16_out, add);
+            long long from = tile.batch * args.stride_out + valid(part, r) * args.ldadd + at;
+            if (args.add) load_values(args.add, from, args.bf16_out, add);
 #pragma unroll
             for (int i = 0; i < 2; i++) v[2 * r + i] += bias[i] + add[i];
         }
     }
 
     // Stores in bf16 through two boxes in shared memory.
-    template <bool PLAIN> __device__ __forceinline__ void store_bf16(const Sum (&sums)[N / 2], int consumer, unsigned boxes) const {
+    template <bool PLAIN> __device__ __forceinline__ void store_bf16(const Sum (&sums)[N / 2], int part, int first) {
+        const int OUT = Memory::OUT;
         int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-        unsigned line = boxes + (16 * warp + lane % 16) * LINE;
 #pragma unroll
-        for (int box = 0; box < N / BOX; box++) {
+        for (int box = 0; box < N / OUT; box++, slot ^= 1) {
+            unsigned to = boxes + slot * Memory::OUT_BOX, line = to + (16 * warp + lane % 16) * Memory::OUT_LINE;
             // The store before the last has to be done with the memory.
             if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
-            named_sync(1 + consumer, 128);
+            named_sync(barrier, 128);
 #pragma unroll
-            for (int j = 0; j < 8; j += 2) {
+            for (int j = 0; j < OUT / 8; j += 2) {
                 float v[2][4];
-                finish<PLAIN>(sums, 8 * box + j, v[0]);
-                finish<PLAIN>(sums, 8 * box + j + 1, v[1]);
-                // The 16-byte column is XORed with the row, as TMA expects it.
-                unsigned place = (j + lane / 16) ^ lane % 8;
-                store_matrices(line + box % 2 * GROUP + place * 16, round_bf16_pair(v[0][0], v[0][1]), round_bf16_pair(v[0][2], v[0][3]),
+                finish<PLAIN>(sums, part, OUT / 8 * box + j, v[0]);
+                finish<PLAIN>(sums, part, OUT / 8 * box + j + 1, v[1]);
+                // The 16-byte column is XORed with the number of 128 bytes, as TMA expects it.
+                unsigned place = (j + lane / 16) ^ lane / (64 / OUT) % (OUT / 8);
+                store_matrices(line + place * 16, round_bf16_pair(v[0][0], v[0][1]), round_bf16_pair(v[0][2], v[0][3]),
                                round_bf16_pair(v[1][0], v[1][1]), round_bf16_pair(v[1][2], v[1][3]));
             }
             tma_fence();
-            named_sync(1 + consumer, 128);
+            named_sync(barrier, 128);
             if (threadIdx.x % 128 == 0) {
-                if (tile.n0 + BOX * box < args.n)
-                    tma_store(args.out, boxes + box % 2 * GROUP, tile.n0 + BOX * box, tile.m0 + 64 * consumer, tile.batch);
+                int n = tile.n0 + OUT * box;
+                if (n < args.n) tma_store(args.out, to, n, tile.m0 + 64 * (first + part), tile.batch);
                 tma_store_commit();
             }
         }
     }
 
-    __device__ __forceinline__ void store_f32(const Sum (&sums)[N / 2]) const {
+    __device__ __forceinline__ void store_f32(const Sum (&sums)[N / 2], int part) const {
         float *out = (float *)args.to + tile.batch * args.stride_out;
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             float v[4];
-            finish<false>(sums, j, v);
+            finish<false>(sums, part, j, v);
+            int at = column + 8 * j;
+            opaque(at);
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                if (row + 8 * r < args.rows && column + 8 * j < args.n)
-                    *(float2 *)(out + (row + 8 * r) * args.ldo + column + 8 * j) = {v[2 * r], v[2 * r + 1]};
+                if (row_of(part, r) < args.rows && at < args.n) *(float2 *)(out + row_of(part, r) * args.ldo + at) = {v[2 * r], v[2 * r + 1]};
+        }
+    }
+
+    // What follows the last product.
+    __device__ __forceinline__ void run(const GemmWork &work, int first, Sum (&sums)[PARTS][N / 2]) {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            if (work.stores_partial) {
+                store_partial(args, first + part, barrier, sums[part]);
+                continue;
+            }
+            if (work.merges_partials) merge_partials(args, work, first + part, barrier, sums[part]);
+            if (!args.bf16_out)
+                store_f32(sums[part], part);
+            else if (args.bias || args.add)
+                store_bf16<false>(sums[part], part, first);
+            else
+                store_bf16<true>(sums[part], part, first);
         }
     }
 };
@@ -281,20 +333,29 @@ template <class Input, int N> struct Epilogue {
 template <class Input, int N, bool X_COLUMNS, bool W_COLUMNS>
 __device__ __forceinline__ void multiply_stages(const HopperGemmArgs &args, const GemmMemory<N> &memory) {
     typedef GemmMemory<N> Memory;
+    const bool TURNS = Consumers<N>::TURNS;
+    const int PARTS = Consumers<N>::PARTS;
     int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, count = 0;
-    unsigned x_first = uniform(descriptor_low(memory.base + consumer * GROUP, GROUP));
+    // The first of a tile's 64 rows that this one multiplies.
+    int first = TURNS ? 0 : consumer;
+    unsigned x_first = uniform(descriptor_low(memory.base + first * GROUP, GROUP));
     unsigned w_first = uniform(descriptor_low(memory.base + Memory::X, GROUP));
     // Bytes from 32 bytes of the sum to the next.
     const unsigned X_NEXT = X_COLUMNS ? 16 * LINE : 32, W_NEXT = W_COLUMNS ? 16 * LINE : 32;
     auto release = [&](int count) {
         if (lane < CLUSTER) barrier_arrive_at(memory.empty + 8 * (count % Memory::STAGES), lane);
     };
-    unsigned boxes = memory.results + consumer * 2 * GROUP;
+    Epilogue<Input, N> epilogue(args, memory, consumer);
     GemmSchedule schedule(args);
     GemmWork work;
-    while (schedule.next(args, work)) {
-        Epilogue<Input, N> epilogue(args);
-        typename Input::Sum sums[N / 2];
+    for (int item = 0; schedule.next(args, work); item++) {
+        if (TURNS && item % 2 != consumer) {
+            count += work.count;
+            continue;
+        }
+        // The other one has to have started all its products.
+        if (TURNS && item > 0) named_sync(3 + consumer, 256);
+        typename Input::Sum sums[PARTS][N / 2];
         for (int step = 0; step < work.count; step++, count++) {
             int stage = count % Memory::STAGES;
             unsigned x = x_first + stage * (Memory::STAGE >> 4), w = w_first + stage * (Memory::STAGE >> 4);
@@ -302,29 +363,22 @@ __device__ __forceinline__ void multiply_stages(const HopperGemmArgs &args, cons
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                multiply<X_COLUMNS, W_COLUMNS>(Input(), sums, descriptor_from_low(x + k * (X_NEXT >> 4)),
-                                               descriptor_from_low(w + k * (W_NEXT >> 4)), step > 0 || k > 0);
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    multiply<X_COLUMNS, W_COLUMNS>(Input(), sums[part], descriptor_from_low(x + ((k * X_NEXT + part * GROUP) >> 4)),
+                                                   descriptor_from_low(w + (k * W_NEXT >> 4)), step > 0 || k > 0);
             wgmma_commit();
             if (step == 0) {
-                epilogue.prepare(work.tile, consumer);
+                epilogue.prepare(work.tile, first);
             } else {
                 wgmma_wait<1>();
                 release(count - 1);
             }
         }
+        if (TURNS && schedule.more(args)) named_arrive(4 - consumer, 256);
         wgmma_wait<0>();
         release(count - 1);
-        if (work.stores_partial) {
-            store_partial(args, consumer, sums);
-            continue;
-        }
-        if (work.merges_partials) merge_partials(args, work, consumer, sums);
-        if (!args.bf16_out)
-            epilogue.store_f32(sums);
-        else if (args.bias || args.add)
-            epilogue.template store_bf16<false>(sums, consumer, boxes);
-        else
-            epilogue.template store_bf16<true>(sums, consumer, boxes);
+        epilogue.run(work, first, sums);
     }
     if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
 }
@@ -335,8 +389,8 @@ template <class Input, int N, bool X_COLUMNS, bool W_COLUMNS> __device__ __force
     if (threadIdx.x == 0) {
         for (int i = 0; i < GemmMemory<N>::STAGES; i++) {
             barrier_init(memory.full + 8 * i, 1);
-            // All consumer warps of the cluster.
-            barrier_init(memory.empty + 8 * i, 8 * CLUSTER);
+            // The warps that multiply it, in all blocks.
+            barrier_init(memory.empty + 8 * i, 4 * Consumers<N>::OF_STAGE * CLUSTER);
         }
         barrier_init_fence();
         prefetch_map(args.x), prefetch_map(args.w), prefetch_map(args.out);

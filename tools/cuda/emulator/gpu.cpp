@@ -106,7 +106,7 @@ template <class F> int visit_box(const TiledMap &m, unsigned shared, const int *
                     valid = valid && place[i] >= 0 && place[i] < (long long)m.sizes[i];
                     if (i) global += place[i] * m.strides[i - 1];
                 }
-                visit(valid ? (void *)global : nullptr, dynamic_shared + swizzled(shared + bytes));
+                visit(valid ? (void *)global : nullptr, dynamic_shared + swizzled(shared + bytes, m.box[0] * m.size));
             }
     return bytes;
 }
@@ -290,7 +290,7 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 }
 int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u64 *sizes, const u64 *strides,
                            const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
-    if ((type != 9 && type != 0) || rank < 2 || rank > 3 || (u64)at % 16 || (u64)map % 64 || interleave || swizzle != 3 || fill) return 1;
+    if ((type != 9 && type != 0) || rank < 2 || rank > 3 || (u64)at % 16 || (u64)map % 64 || interleave || swizzle < 1 || swizzle > 3 || fill) return 1;
     emulator::TiledMap m = {(u64)at};
     m.rank = rank;
     for (unsigned i = 0; i < rank; i++) {
@@ -299,7 +299,7 @@ int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u
         if (i) m.strides[i - 1] = strides[i - 1];
     }
     m.size = type == 0 ? 1 : 2;
-    if (box[0] * m.size != 128) return 1;
+    if (box[0] * m.size != 16u << swizzle) return 1;
     return std::memcpy(map, &m, sizeof m), 0;
 }
 int cuGetErrorName(int, const char **s) { return *s = "EMULATED_ERROR", 0; }

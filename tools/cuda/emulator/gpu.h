@@ -344,8 +344,8 @@ template <class F> inline void spin_until(F done) {
 }
 int tma_load(unsigned to, const void *map, const int *at);
 void tma_store(const void *map, unsigned from, const int *at);
-// 128-byte swizzle of an address: the 16-byte column is XORed with the row.
-inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+// Swizzle of an address in rows of 128 bytes or less: the 16-byte column is XORed with the number of 128 bytes.
+inline unsigned swizzled(unsigned at, unsigned row_bytes = 128) { return at ^ (at >> 7 & (row_bytes / 16 - 1)) << 4; }
 inline float shared_bf16(unsigned at) {
     unsigned short bits;
     std::memcpy(&bits, dynamic_shared + swizzled(at), 2);
@@ -508,14 +508,6 @@ template <int S> inline void wgmma_e4m3(float (&d)[S], u64 a, u64 b, int add) {
 }
 template <int S> inline void wgmma_int8(int (&d)[S], u64 a, u64 b, int add) {
     warp_product_bytes(d, a, b, add, [](unsigned char x) { return (int)(signed char)x; });
-}
-inline void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
-    int first = threadIdx.x / 32 % 4 * 16;
-    warp_product<128>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
-}
-inline void wgmma_n64(float (&d)[32], u64 a, u64 b, int add) {
-    int first = threadIdx.x / 32 % 4 * 16;
-    warp_product<64>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
 // Collects the rows of a matrix from the registers of a warp.
 inline void gather_rows(uint32_t (&rows)[16][8], const unsigned (&a)[4]) {

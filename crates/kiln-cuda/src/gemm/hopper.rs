@@ -3,10 +3,10 @@
 use kiln_tensor::DType;
 
 use super::shape::{GemmShape, Operands};
-use super::tilings::{Tilings, kernel_for};
+use super::tilings::Tilings;
 use crate::error::{Error, Result};
 use crate::flags::BlockFlags;
-use crate::kernels::{HopperGemmArgs, kernels};
+use crate::kernels::{HopperGemmArgs, Kernel, kernels};
 use crate::queue::{DeviceBuffer, Queue};
 use crate::sources::KernelSource;
 use crate::sys::driver::TensorMap;
@@ -15,33 +15,49 @@ use crate::tensor_map::{BOX_BYTES, MapElement};
 kernels! {
     "gemm_hopper_bf16" {
         GemmBf16(args: HopperGemmArgs):
-            BF16_256 = "gemm_hopper_bf16_256", BF16_128 = "gemm_hopper_bf16_128";
+            BF16_256 = "gemm_hopper_bf16_256", BF16_192 = "gemm_hopper_bf16_192",
+            BF16_160 = "gemm_hopper_bf16_160", BF16_144 = "gemm_hopper_bf16_144",
+            BF16_128 = "gemm_hopper_bf16_128", BF16_96 = "gemm_hopper_bf16_96",
+            BF16_80 = "gemm_hopper_bf16_80", BF16_64 = "gemm_hopper_bf16_64";
     }
     "gemm_hopper_columns" {
         GemmColumns(args: HopperGemmArgs):
-            W_COLUMNS_256 = "gemm_hopper_w_columns_256", W_COLUMNS_128 = "gemm_hopper_w_columns_128",
-            COLUMNS_256 = "gemm_hopper_columns_256", COLUMNS_128 = "gemm_hopper_columns_128";
+            W_COLUMNS_256 = "gemm_hopper_w_columns_256", W_COLUMNS_192 = "gemm_hopper_w_columns_192",
+            W_COLUMNS_128 = "gemm_hopper_w_columns_128", COLUMNS_256 = "gemm_hopper_columns_256",
+            COLUMNS_192 = "gemm_hopper_columns_192", COLUMNS_128 = "gemm_hopper_columns_128";
     }
     "gemm_hopper_fp8" {
         GemmFp8(args: HopperGemmArgs):
-            FP8_256 = "gemm_hopper_fp8_256", FP8_128 = "gemm_hopper_fp8_128";
+            FP8_256 = "gemm_hopper_fp8_256", FP8_192 = "gemm_hopper_fp8_192",
+            FP8_160 = "gemm_hopper_fp8_160", FP8_144 = "gemm_hopper_fp8_144",
+            FP8_128 = "gemm_hopper_fp8_128", FP8_96 = "gemm_hopper_fp8_96",
+            FP8_80 = "gemm_hopper_fp8_80", FP8_64 = "gemm_hopper_fp8_64";
     }
     "gemm_hopper_int8" {
         GemmInt8(args: HopperGemmArgs):
-            INT8_256 = "gemm_hopper_int8_256", INT8_128 = "gemm_hopper_int8_128";
+            INT8_256 = "gemm_hopper_int8_256", INT8_192 = "gemm_hopper_int8_192",
+            INT8_160 = "gemm_hopper_int8_160", INT8_144 = "gemm_hopper_int8_144",
+            INT8_128 = "gemm_hopper_int8_128", INT8_96 = "gemm_hopper_int8_96",
+            INT8_80 = "gemm_hopper_int8_80", INT8_64 = "gemm_hopper_int8_64";
     }
 }
 
-/// Rows of a block's tile, blocks of a cluster, side of a box, and threads, as in `gemm_hopper.cu`.
+/// Rows of a block's tile, blocks of a cluster, side of a box, threads, and bytes of shared memory for stages and results, as
+/// in `hopper_gemm.cuh`.
 const ROWS: usize = 128;
 const CLUSTER: usize = 2;
 const BOX: usize = 64;
 const THREADS: usize = 384;
+const SHARED: usize = 225 << 10;
+
+/// Columns of tiles: those that reach full speed, and those for products that few of them cover.
+const WIDE: [usize; 2] = [256, 192];
+const NARROW: [usize; 6] = [128, 160, 144, 96, 80, 64];
 
 /// How a product is divided among clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tiling {
-    /// Columns of a tile: 256 or 128.
+    /// Columns of a tile.
     columns: usize,
     /// Tiles along the rows that follow each other.
     group: usize,
@@ -50,21 +66,49 @@ struct Tiling {
 }
 
 impl Tiling {
-    const ALL: [Tiling; 8] = [
-        Tiling { columns: 128, group: 4, split: false },
-        Tiling { columns: 128, group: 4, split: true },
-        Tiling { columns: 256, group: 4, split: false },
-        Tiling { columns: 256, group: 4, split: true },
-        Tiling { columns: 256, group: 8, split: false },
-        Tiling { columns: 256, group: 8, split: true },
-        Tiling { columns: 256, group: 64, split: false },
-        Tiling { columns: 256, group: 64, split: true },
-    ];
+    /// The tilings to measure. The first one is for products that are not worth it.
+    fn candidates(shape: &GemmShape, clusters: usize) -> Vec<Tiling> {
+        let tiles =
+            |columns| Division::new(shape, Tiling { columns, group: 8, split: false }, clusters).tiles();
+        // The kernels for columns along the sum load boxes of 64.
+        let few = !shape.w_is_k_by_n && tiles(192) < 4 * clusters;
+        let narrow = if few { &NARROW[..] } else { &NARROW[..1] };
+        let mut all = Vec::new();
+        for &columns in narrow.iter().chain(&WIDE) {
+            // A large group is the whole of few rows.
+            let groups =
+                if WIDE.contains(&columns) && shape.rows > 8 * ROWS * CLUSTER { &[8, 64][..] } else { &[8] };
+            for &group in groups {
+                let whole = Tiling { columns, group, split: false };
+                let split = Tiling { split: true, ..whole };
+                all.push(whole);
+                if Division::new(shape, split, clusters).split_tiles > 0 {
+                    all.push(split);
+                }
+            }
+        }
+        all
+    }
+
+    /// Columns of a box of results.
+    fn out_columns(self) -> usize {
+        [64, 32, 16].into_iter().find(|n| self.columns.is_multiple_of(*n)).unwrap_or(BOX)
+    }
 
     /// Bytes of shared memory: stages of both operands, results, barriers, and alignment to 1024.
     fn shared_bytes(self) -> usize {
-        let stages = if self.columns == 256 { 4 } else { 6 };
-        stages * (ROWS + self.columns) * BOX_BYTES + 4 * BOX * BOX_BYTES + 16 * stages + 1024
+        let (stage, results) = ((ROWS + self.columns) * BOX_BYTES, 4 * BOX * 2 * self.out_columns());
+        let stages = (SHARED - results) / stage;
+        stages * stage + results + 16 * stages + 1024
+    }
+
+    /// The kernel for these columns.
+    fn kernel<P, const N: usize>(self, all: [(usize, Kernel<P>); N]) -> Result<Kernel<P>> {
+        let none = || Error::Call { call: "matmul", what: format!("no kernel for {} columns", self.columns) };
+        all.into_iter()
+            .find(|(columns, _)| *columns == self.columns)
+            .map(|(_, kernel)| kernel)
+            .ok_or_else(none)
     }
 }
 
@@ -82,6 +126,10 @@ struct Division {
 }
 
 impl Division {
+    fn tiles(&self) -> usize {
+        self.tiles_m * self.tiles_all
+    }
+
     /// `clusters`: those that the GPU runs at once.
     fn new(shape: &GemmShape, tiling: Tiling, clusters: usize) -> Division {
         let tiles_m = shape.rows.div_ceil(ROWS * CLUSTER);
@@ -112,7 +160,7 @@ impl HopperGemm {
     pub const SOURCE: KernelSource = KernelSource { name: "gemm_hopper_bf16" };
 
     pub fn new() -> HopperGemm {
-        HopperGemm { flags: BlockFlags::default(), tilings: Tilings::new(&Tiling::ALL, HopperGemm::SOURCE) }
+        HopperGemm { flags: BlockFlags::default(), tilings: Tilings::new(HopperGemm::SOURCE) }
     }
 
     /// Whether the kernels take the product: aligned rows and addresses, pairs of columns.
@@ -146,13 +194,13 @@ impl HopperGemm {
     /// Runs a product.
     pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
         let launch = |trial: &Operands, tiling| self.launch(queue, shape, trial, tiling);
-        let tiling = self.tilings.choose(queue, shape, operands, launch)?;
+        let candidates = || Tiling::candidates(shape, clusters(queue));
+        let tiling = self.tilings.choose(queue, shape, operands, candidates, launch)?;
         self.launch(queue, shape, operands, tiling)
     }
 
     fn launch(&self, queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<()> {
-        let clusters = (queue.gpu().multiprocessors.max(1) as usize / CLUSTER).max(1);
-        let division = Division::new(shape, tiling, clusters);
+        let division = Division::new(shape, tiling, clusters(queue));
         let blocks = division.clusters * CLUSTER;
         let shared_steps = division.split_tiles * division.steps;
         let partials = match division.split_tiles {
@@ -194,37 +242,61 @@ impl HopperGemm {
         };
         let (grid, shared) = ([blocks, 1], tiling.shared_bytes());
         match (shape.dtype, shape.x_is_k_by_rows, shape.w_is_k_by_n) {
-            (DType::F8E4M3, ..) => kernel_for(tiling.columns, FP8_256, FP8_128).launch(
-                queue,
-                grid,
-                THREADS,
-                shared,
-                &GemmFp8 { args },
-            ),
-            (DType::I8, ..) => kernel_for(tiling.columns, INT8_256, INT8_128).launch(
-                queue,
-                grid,
-                THREADS,
-                shared,
-                &GemmInt8 { args },
-            ),
-            (_, false, false) => kernel_for(tiling.columns, BF16_256, BF16_128).launch(
-                queue,
-                grid,
-                THREADS,
-                shared,
-                &GemmBf16 { args },
-            ),
+            (DType::F8E4M3, ..) => {
+                let kernel = tiling.kernel([
+                    (256, FP8_256),
+                    (192, FP8_192),
+                    (160, FP8_160),
+                    (144, FP8_144),
+                    (128, FP8_128),
+                    (96, FP8_96),
+                    (80, FP8_80),
+                    (64, FP8_64),
+                ])?;
+                kernel.launch(queue, grid, THREADS, shared, &GemmFp8 { args })
+            }
+            (DType::I8, ..) => {
+                let kernel = tiling.kernel([
+                    (256, INT8_256),
+                    (192, INT8_192),
+                    (160, INT8_160),
+                    (144, INT8_144),
+                    (128, INT8_128),
+                    (96, INT8_96),
+                    (80, INT8_80),
+                    (64, INT8_64),
+                ])?;
+                kernel.launch(queue, grid, THREADS, shared, &GemmInt8 { args })
+            }
+            (_, false, false) => {
+                let kernel = tiling.kernel([
+                    (256, BF16_256),
+                    (192, BF16_192),
+                    (160, BF16_160),
+                    (144, BF16_144),
+                    (128, BF16_128),
+                    (96, BF16_96),
+                    (80, BF16_80),
+                    (64, BF16_64),
+                ])?;
+                kernel.launch(queue, grid, THREADS, shared, &GemmBf16 { args })
+            }
             (_, false, true) => {
-                let kernel = kernel_for(tiling.columns, W_COLUMNS_256, W_COLUMNS_128);
+                let kernel =
+                    tiling.kernel([(256, W_COLUMNS_256), (192, W_COLUMNS_192), (128, W_COLUMNS_128)])?;
                 kernel.launch(queue, grid, THREADS, shared, &GemmColumns { args })
             }
             (_, true, _) => {
-                let kernel = kernel_for(tiling.columns, COLUMNS_256, COLUMNS_128);
+                let kernel = tiling.kernel([(256, COLUMNS_256), (192, COLUMNS_192), (128, COLUMNS_128)])?;
                 kernel.launch(queue, grid, THREADS, shared, &GemmColumns { args })
             }
         }
     }
+}
+
+/// Clusters that the GPU runs at once.
+fn clusters(queue: &Queue) -> usize {
+    (queue.gpu().multiprocessors.max(1) as usize / CLUSTER).max(1)
 }
 
 fn partials(queue: &Queue, bytes: usize) -> Result<DeviceBuffer> {
@@ -256,7 +328,15 @@ fn maps(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -
     let out = match shape.out_dtype {
         DType::BF16 => {
             let strides = [shape.ldo, stride(shape.stride_out, rows, shape.ldo)];
-            driver.encode_tensor_map(MapElement::Bf16, operands.out, [n, rows, batch], strides, [BOX, 1])?
+            let (sizes, bytes) = ([n, rows, batch], 2 * tiling.out_columns());
+            driver.encode_narrow_tensor_map(
+                MapElement::Bf16,
+                operands.out,
+                sizes,
+                strides,
+                bytes,
+                [BOX, 1],
+            )?
         }
         _ => TensorMap::NONE,
     };
@@ -294,9 +374,15 @@ mod tests {
             return println!("skipped: not a Hopper GPU");
         }
         let gemm = HopperGemm::new();
-        let check = |dtype, columns, out_dtype| {
+        let check = |dtype, columns: [bool; 2], out_dtype| {
             let launch = |shape: &_, operands: &_, tiling| gemm.launch(&queue, shape, operands, tiling);
-            check_tilings(&queue, dtype, columns, out_dtype, &Tiling::ALL, HopperGemm::supports, launch);
+            let narrow = if columns[1] { &NARROW[..1] } else { &NARROW[..] };
+            let sides = WIDE.iter().chain(narrow).flat_map(|&columns| [(columns, false), (columns, true)]);
+            let all: Vec<_> = sides
+                .enumerate()
+                .map(|(i, (columns, split))| Tiling { columns, group: 1 + i % 3, split })
+                .collect();
+            check_tilings(&queue, dtype, columns, out_dtype, &all, HopperGemm::supports, launch);
         };
         for out_dtype in [DType::F32, DType::BF16] {
             for columns in [[false, false], [false, true], [true, true]] {
@@ -309,6 +395,20 @@ mod tests {
 
     #[test]
     fn a_block_has_enough_shared_memory() {
-        assert!(Tiling::ALL.iter().all(|tiling| tiling.shared_bytes() <= 227 << 10));
+        for columns in WIDE.into_iter().chain(NARROW) {
+            assert!(Tiling { columns, group: 8, split: false }.shared_bytes() <= 227 << 10);
+        }
+    }
+
+    #[test]
+    fn narrow_tiles_are_for_products_of_few_tiles() {
+        let columns = |rows, n| {
+            let shape = GemmShape::packed([rows, n, 3072], DType::BF16, DType::BF16, false);
+            let mut columns: Vec<_> = Tiling::candidates(&shape, 66).iter().map(|t| t.columns).collect();
+            columns.dedup();
+            columns
+        };
+        assert_eq!(columns(4608, 18432), [128, 256, 192]);
+        assert_eq!(columns(512, 3072), [128, 160, 144, 96, 80, 64, 256, 192]);
     }
 }

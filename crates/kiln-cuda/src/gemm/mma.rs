@@ -3,9 +3,9 @@
 use kiln_tensor::DType;
 
 use super::shape::{GemmShape, Operands};
-use super::tilings::{Tilings, kernel_for};
+use super::tilings::Tilings;
 use crate::error::{Error, Result};
-use crate::kernels::{MmaGemmArgs, kernels};
+use crate::kernels::{Kernel, MmaGemmArgs, kernels};
 use crate::queue::Queue;
 use crate::sources::KernelSource;
 
@@ -48,6 +48,10 @@ impl Tiling {
     fn shared_bytes(self) -> usize {
         STAGES * (ROWS + self.columns) * LINE
     }
+
+    pub fn kernel<P>(self, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
+        if self.columns == 256 { wide } else { narrow }
+    }
 }
 
 /// The products and their tilings.
@@ -60,7 +64,7 @@ impl MmaGemm {
     pub const SOURCE: KernelSource = KernelSource { name: "gemm_mma_bf16" };
 
     pub fn new() -> MmaGemm {
-        MmaGemm { tilings: Tilings::new(&Tiling::ALL, MmaGemm::SOURCE) }
+        MmaGemm { tilings: Tilings::new(MmaGemm::SOURCE) }
     }
 
     /// Whether the kernels take the product: rows along the sum, in whole vectors and aligned; pairs of columns.
@@ -88,7 +92,7 @@ impl MmaGemm {
     /// Runs a product.
     pub fn run(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
         let launch = |trial: &Operands, tiling| launch(queue, shape, trial, tiling);
-        let tiling = self.tilings.choose(queue, shape, operands, launch)?;
+        let tiling = self.tilings.choose(queue, shape, operands, || Tiling::ALL.to_vec(), launch)?;
         launch(operands, tiling)
     }
 }
@@ -145,27 +149,13 @@ fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling)
     let (args, grid) = product_arguments(shape, operands, tiling)?;
     let (threads, shared) = (tiling.columns, tiling.shared_bytes());
     match shape.dtype {
-        DType::F8E4M3 => kernel_for(tiling.columns, FP8_256, FP8_128).launch(
-            queue,
-            grid,
-            threads,
-            shared,
-            &GemmFp8 { args },
-        ),
-        DType::I8 => kernel_for(tiling.columns, INT8_256, INT8_128).launch(
-            queue,
-            grid,
-            threads,
-            shared,
-            &GemmInt8 { args },
-        ),
-        _ => kernel_for(tiling.columns, BF16_256, BF16_128).launch(
-            queue,
-            grid,
-            threads,
-            shared,
-            &GemmBf16 { args },
-        ),
+        DType::F8E4M3 => {
+            tiling.kernel(FP8_256, FP8_128).launch(queue, grid, threads, shared, &GemmFp8 { args })
+        }
+        DType::I8 => {
+            tiling.kernel(INT8_256, INT8_128).launch(queue, grid, threads, shared, &GemmInt8 { args })
+        }
+        _ => tiling.kernel(BF16_256, BF16_128).launch(queue, grid, threads, shared, &GemmBf16 { args }),
     }
 }
 

@@ -4,7 +4,7 @@ use kiln_tensor::DType;
 
 use super::mma::{ROWS, Tiling, has_aligned_pairs, product_arguments};
 use super::shape::{GemmShape, Operands};
-use super::tilings::{Tilings, kernel_for};
+use super::tilings::Tilings;
 use crate::error::Result;
 use crate::kernels::{Nvfp4GemmArgs, kernels};
 use crate::queue::Queue;
@@ -35,7 +35,7 @@ impl Nvfp4Gemm {
     pub const SOURCE: KernelSource = KernelSource { name: "gemm_mma_nvfp4" };
 
     pub fn new() -> Nvfp4Gemm {
-        Nvfp4Gemm { tilings: Tilings::new(&Tiling::ALL, Nvfp4Gemm::SOURCE) }
+        Nvfp4Gemm { tilings: Tilings::new(Nvfp4Gemm::SOURCE) }
     }
 
     /// The shape of a product of rows of `depth` bytes, a multiple of 64.
@@ -57,7 +57,7 @@ impl Nvfp4Gemm {
         blocks: [DevicePtr; 2],
     ) -> Result<()> {
         let launch = |trial: &Operands, tiling| launch(queue, shape, trial, blocks, tiling);
-        let tiling = self.tilings.choose(queue, shape, operands, launch)?;
+        let tiling = self.tilings.choose(queue, shape, operands, || Tiling::ALL.to_vec(), launch)?;
         launch(operands, tiling)
     }
 }
@@ -71,7 +71,7 @@ fn launch(
 ) -> Result<()> {
     let (product, grid) = product_arguments(shape, operands, tiling)?;
     let args = Nvfp4GemmArgs { product, x_blocks, w_blocks };
-    let kernel = kernel_for(tiling.columns, NVFP4_256, NVFP4_128);
+    let kernel = tiling.kernel(NVFP4_256, NVFP4_128);
     kernel.launch(queue, grid, tiling.columns, shared_bytes(tiling), &GemmNvfp4 { args })
 }
 

@@ -90,8 +90,8 @@ pub(crate) const FUNCTION_SHARED_BYTES: c_int = 8;
 pub(crate) const MAP_U8: c_int = 0;
 /// `CU_TENSOR_MAP_DATA_TYPE_BFLOAT16`.
 pub(crate) const MAP_BF16: c_int = 9;
-/// `CU_TENSOR_MAP_SWIZZLE_128B`.
-pub(crate) const MAP_SWIZZLE_128: c_int = 3;
+/// `CU_TENSOR_MAP_SWIZZLE_32B`; those of 64 and 128 bytes follow.
+pub(crate) const MAP_SWIZZLE_32: c_int = 1;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
 pub(crate) const MAP_L2_256: c_int = 3;
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
