@@ -1,7 +1,8 @@
 //! Loaded kernels, each source on first use.
 //!
 //! What every image needs is unpacked, or compiled, and loaded in parallel as soon as the GPU is opened, while weights load:
-//! later, loading waits for all work on the GPU. Where all of it has to be compiled, the first image takes 4 to 5 s for klein 4B on an H200.
+//! later, loading waits for all work on the GPU. Where all of it has to be compiled, the first image of klein 4B takes 4 to 5 s on
+//! an H200.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
