@@ -122,7 +122,10 @@ def main():
     args = parser.parse_args()
     half = lambda state: {n: v.to(torch.bfloat16) if v.is_floating_point() and not n.startswith("bn.") else v for n, v in state.items()}
     states = [half(load_parts(args.run, stem)) for stem in (args.model, "text", "vae")]
-    write_folder(args.out, os.path.join(args.data, "tokenizer.json"), args.model == "student", *states)
+    # a run that began with a packed model has that model's tokenizer
+    own = os.path.join(args.run, "tokenizer.json")
+    words = own if os.path.exists(own) else os.path.join(args.data, "tokenizer.json")
+    write_folder(args.out, words, args.model == "student", *states)
 
 
 if __name__ == "__main__":
