@@ -177,14 +177,30 @@ pages! {
     the_commands_about_errors_run "docs/errors.md" 1;
 }
 
-/// Pages that hold no commands: library.md has Rust, a doc test of kiln-engine, python.md is run by kiln-python's tests.
-const OTHER_PAGES: &[&str] = &["docs/library.md", "docs/python.md"];
+/// Pages that hold no commands to run here: install.md installs, library.md has Rust, a doc test of kiln-engine, python.md is
+/// run by kiln-python's tests.
+const OTHER_PAGES: &[&str] = &["docs/install.md", "docs/library.md", "docs/python.md"];
 
 #[test]
 fn every_page_is_tested() {
     for entry in fs::read_dir(root().join("docs")).unwrap() {
         let page = format!("docs/{}", entry.unwrap().file_name().to_str().unwrap());
         assert!(PAGES.contains(&&*page) || OTHER_PAGES.contains(&&*page), "{page} is not in the list");
+    }
+}
+
+/// The address of releases has one owner, `repository` in Cargo.toml, and pages repeat it.
+#[test]
+fn pages_name_the_address_of_releases() {
+    for page in ["README.md", "docs/install.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        let addresses = text.split("https://").filter_map(|rest| rest.split_once("/releases/"));
+        let addresses: Vec<&str> =
+            addresses.map(|(address, _)| address).filter(|a| !a.contains(' ')).collect();
+        assert!(addresses.len() >= 2, "{page} names no release");
+        for address in addresses {
+            assert_eq!(format!("https://{address}"), env!("CARGO_PKG_REPOSITORY"), "{page}");
+        }
     }
 }
 

@@ -1,0 +1,111 @@
+"""The crates inside a program: their licences as one text, and the bill of materials (CycloneDX)."""
+
+import json
+import re
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+
+from project import ROOT, epoch, metadata, version
+
+LICENCE_FILE = re.compile(r"(licen[sc]e|copying|copyright|notice|unlicense|patents)", re.IGNORECASE)
+RULE = "-" * 100
+
+
+def crates_of(target):
+    """The packages that are linked into the program, by cargo's id, and the ids that each one depends on."""
+    graph = metadata("--filter-platform", target.triple, *target.features)
+    packages = {package["id"]: package for package in graph["packages"]}
+    nodes = {node["id"]: node for node in graph["resolve"]["nodes"]}
+    left = [next(id for id, package in packages.items() if package["name"] == "kiln" and not package["source"])]
+    found = {}
+    while left:
+        id = left.pop()
+        if id not in found:
+            found[id] = sorted(d["pkg"] for d in nodes[id]["deps"] if any(kind["kind"] is None for kind in d["dep_kinds"]))
+            left += found[id]
+    return {id: packages[id] for id in sorted(found, key=lambda id: (packages[id]["name"], packages[id]["version"]))}, found
+
+
+def licence_texts(package):
+    """The texts in a crate's folder, those of code from elsewhere in its subfolders, too."""
+    folder = Path(package["manifest_path"]).parent
+    files = [file for file in folder.rglob("*") if file.is_file() and LICENCE_FILE.match(file.name) and file.suffix != ".rs"]
+    files = [file for file in files if "tests" not in file.relative_to(folder).parts]
+    if not files and "Apache-2.0" in (package["license"] or ""):
+        files = [ROOT / "LICENSE-APACHE"]
+    if not files:
+        raise SystemExit(f"error: {package['name']} {package['version']} ({package['license']}) has no text of its licence")
+    return {file.read_text(errors="replace").replace("\r\n", "\n").strip("\n") for file in files}
+
+
+def third_party(target):
+    """All licences of the program's crates: a list of the crates, then every text once, with the crates that have it."""
+    packages, _ = crates_of(target)
+    others = [package for package in packages.values() if package["source"]]
+    # Texts that differ in spaces and line breaks alone are one.
+    texts, crates_with = {}, {}
+    for package in others:
+        for text in sorted(licence_texts(package)):
+            words = " ".join(text.split())
+            texts.setdefault(words, text)
+            crates_with.setdefault(words, []).append(f"{package['name']} {package['version']}")
+    lines = [f"Kiln {version()} for {target.triple} contains Rust's standard library (MIT OR Apache-2.0) and these crates:", ""]
+    lines += [f"  {package['name']} {package['version']}: {package['license']}" for package in others]
+    for words, crates in sorted(crates_with.items(), key=lambda pair: pair[1]):
+        lines += ["", RULE, ", ".join(crates), RULE, "", texts[words]]
+    return "\n".join(lines) + "\n"
+
+
+def checksums():
+    """The sha256 of each crate's file, from Cargo.lock."""
+    blocks = (ROOT / "Cargo.lock").read_text().split("[[package]]")
+    fields = [dict(re.findall(r'^(\w+) = "(.*)"$', block, re.MULTILINE)) for block in blocks]
+    return {(block["name"], block["version"]): block["checksum"] for block in fields if "checksum" in block}
+
+
+def component(package, hashes):
+    name, number = package["name"], package["version"]
+    described = {
+        "type": "library",
+        "bom-ref": reference(package),
+        "name": name,
+        "version": number,
+        "description": " ".join((package["description"] or "").split()),
+        "scope": "required",
+        "licenses": [{"expression": (package["license"] or "").replace("/", " OR ")}],
+        "purl": reference(package),
+    }
+    if (name, number) in hashes:
+        described["hashes"] = [{"alg": "SHA-256", "content": hashes[name, number]}]
+    if package["repository"]:
+        described["externalReferences"] = [{"type": "vcs", "url": package["repository"]}]
+    return described
+
+
+def reference(package):
+    return f"pkg:cargo/{package['name']}@{package['version']}"
+
+
+def bill_of_materials(target):
+    packages, needs = crates_of(target)
+    hashes = checksums()
+    components = [component(package, hashes) for package in packages.values()]
+    program = next(c for c in components if c["name"] == "kiln")
+    program["type"] = "application"
+    bill = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_URL, f"{program['purl']}/{target.triple}/{epoch()}").urn,
+        "version": 1,
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(epoch(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": program,
+        },
+        "components": [c for c in components if c is not program],
+        "dependencies": [
+            {"ref": reference(package), "dependsOn": sorted(reference(packages[n]) for n in needs[id])}
+            for id, package in packages.items()
+        ],
+    }
+    return json.dumps(bill, indent=1) + "\n"

@@ -1,0 +1,113 @@
+# Installs Kiln for one user on Windows (x86-64):
+#
+#     irm @REPOSITORY@/releases/latest/download/install.ps1 | iex
+#     .\install.ps1 -Version 0.1.0     another version than the one this script belongs to
+#     .\install.ps1 -Folder D:\kiln    elsewhere than in %LOCALAPPDATA%\Programs\kiln (KILN_PREFIX)
+#     .\install.ps1 -NoPath            leaves the PATH as it is
+#     .\install.ps1 -Uninstall         removes what it installed
+#
+# KILN_RELEASES replaces the address of the releases, for a mirror.
+param(
+    [string]$Version = '@VERSION@',
+    [string]$Folder = $(if ($env:KILN_PREFIX) { $env:KILN_PREFIX } else { Join-Path $env:LOCALAPPDATA 'Programs\kiln' }),
+    [switch]$NoPath,
+    [switch]$Uninstall
+)
+$ErrorActionPreference = 'Stop'
+# Windows PowerShell draws its progress so slowly that a download takes ten times as long.
+$ProgressPreference = 'SilentlyContinue'
+[Net.ServicePointManager]::SecurityProtocol = [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
+
+$Releases = if ($env:KILN_RELEASES) { $env:KILN_RELEASES } else { '@REPOSITORY@/releases' }
+# minisign's public key; empty for a release that is not signed.
+$PublicKey = '@PUBLIC_KEY@'
+$List = Join-Path $Folder 'installed.txt'
+
+function Get-ReleaseFile([string]$Name, [string]$To) {
+    $file = Join-Path $To $Name
+    Invoke-WebRequest -UseBasicParsing -Uri "$Releases/download/v$Version/$Name" -OutFile $file
+    return $file
+}
+
+# Checks the list of checksums with its signature, and the file with the list.
+function Test-Download([string]$File, [string]$Sums) {
+    if ($PublicKey -and (Get-Command minisign -ErrorAction SilentlyContinue)) {
+        Get-ReleaseFile 'SHA256SUMS.minisig' (Split-Path $Sums) | Out-Null
+        & minisign -Vqm $Sums -P $PublicKey
+        if ($LASTEXITCODE -ne 0) { throw 'the signature of SHA256SUMS is wrong' }
+    }
+    $name = Split-Path -Leaf $File
+    $line = Get-Content $Sums | Where-Object { ($_ -split '\s+\*?', 2)[1] -eq $name }
+    if (-not $line) { throw "SHA256SUMS does not list $name" }
+    $expected = ($line -split '\s+')[0]
+    $found = (Get-FileHash -Algorithm SHA256 $File).Hash.ToLowerInvariant()
+    if ($found -ne $expected) { throw "$name is damaged: its sha256 is $found, expected $expected" }
+}
+
+# The entries of the user's PATH, unexpanded: %USERPROFILE% and the like stay what they are.
+function Get-UserPath {
+    $key = [Microsoft.Win32.Registry]::CurrentUser.OpenSubKey('Environment')
+    $value = $key.GetValue('Path', '', 'DoNotExpandEnvironmentNames')
+    return @($value -split ';' | Where-Object { $_ })
+}
+
+function Set-UserPath([string[]]$Entries) {
+    $key = [Microsoft.Win32.Registry]::CurrentUser.OpenSubKey('Environment', $true)
+    $key.SetValue('Path', ($Entries -join ';'), 'ExpandString')
+    # Setting any variable this way tells running programs that the environment has changed.
+    [Environment]::SetEnvironmentVariable('KILN_INSTALLED', $null, 'User')
+}
+
+# A program that runs can be renamed, and not deleted: the old file goes away at the next installation.
+function Remove-Installed {
+    Remove-Item (Join-Path $Folder 'kiln.exe.old*') -Force -ErrorAction SilentlyContinue
+    foreach ($name in Get-Content $List) {
+        $file = Join-Path $Folder $name
+        if (-not (Test-Path $file)) { continue }
+        try { Remove-Item $file -Force } catch { Move-Item $file "$file.old$PID" -Force }
+    }
+    Remove-Item $List -Force
+}
+
+function Install-Kiln {
+    if (-not [Environment]::Is64BitOperatingSystem) { throw 'Kiln needs 64-bit Windows' }
+    $name = "kiln-$Version-x86_64-pc-windows-gnu"
+    $temporary = Join-Path ([IO.Path]::GetTempPath()) "kiln-$([Guid]::NewGuid())"
+    New-Item -ItemType Directory $temporary | Out-Null
+    try {
+        Write-Host "downloading $name.zip"
+        $sums = Get-ReleaseFile 'SHA256SUMS' $temporary
+        $archive = Get-ReleaseFile "$name.zip" $temporary
+        Test-Download $archive $sums
+        Expand-Archive $archive $temporary
+        $unpacked = Join-Path $temporary $name
+        & (Join-Path $unpacked 'kiln.exe') --version | Out-Null
+        if ($LASTEXITCODE -ne 0) { throw 'the program does not run on this machine' }
+        if (Test-Path $List) { Remove-Installed }
+        New-Item -ItemType Directory -Force $Folder | Out-Null
+        Copy-Item (Join-Path $unpacked '*') $Folder -Recurse -Force
+        Get-ChildItem $unpacked -Recurse -File | ForEach-Object { $_.FullName.Substring($unpacked.Length + 1) } | Set-Content $List
+    } finally {
+        Remove-Item $temporary -Recurse -Force
+    }
+    Write-Host "installed $(& (Join-Path $Folder 'kiln.exe') --version): $Folder\kiln.exe"
+    if (-not $NoPath -and (Get-UserPath) -notcontains $Folder) {
+        Set-UserPath (@(Get-UserPath) + $Folder)
+        $env:Path += ";$Folder"
+        Write-Host 'added its folder to your PATH; other windows see it when they are opened again'
+    }
+    Write-Host 'try it: kiln generate "a red apple"'
+}
+
+function Uninstall-Kiln {
+    if (-not (Test-Path $List)) { throw "$List is not there: this script did not install Kiln into $Folder" }
+    Remove-Installed
+    foreach ($left in @('man', 'completions', '')) {
+        $left = Join-Path $Folder $left
+        if ((Test-Path $left) -and -not (Get-ChildItem $left)) { Remove-Item $left }
+    }
+    Set-UserPath @(Get-UserPath | Where-Object { $_ -ne $Folder })
+    Write-Host "removed Kiln from $Folder; models, images and settings stay in your folders"
+}
+
+if ($Uninstall) { Uninstall-Kiln } else { Install-Kiln }
