@@ -91,7 +91,7 @@ places() { # FOLDER
     say "completions/kiln.bash share/bash-completion/completions/kiln"
     say "completions/_kiln share/zsh/site-functions/_kiln"
     say "completions/kiln.fish share/fish/vendor_completions.d/kiln.fish"
-    for name in README.md LICENSE-MIT LICENSE-APACHE NOTICE THIRD-PARTY.txt kiln.cdx.json; do say "$name share/doc/kiln/$name"; done
+    for document in README.md LICENSE-MIT LICENSE-APACHE NOTICE THIRD-PARTY.txt kiln.cdx.json; do say "$document share/doc/kiln/$document"; done
 }
 
 install_kiln() {
