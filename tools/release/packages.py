@@ -26,6 +26,7 @@ def deb(target, folder, glibc):
         compress(documents / name)
     (root / "DEBIAN").mkdir()
     (root / "DEBIAN/control").write_text(fill("control", values))
+    set_modes(root)
     to = OUT / f"kiln_{version()}-{RELEASE}_{target.deb}.deb"
     tool("dpkg-deb", "--root-owner-group", "-Zxz", "-z2", "--build", root, to)
 
@@ -81,7 +82,6 @@ def system_folders(folder, root, zsh):
     shutil.copyfile(ROOT / "deploy/kiln.service", service)
     for page in (share / "man/man1").iterdir():
         compress(page)
-    set_modes(root)
     return root
 
 
