@@ -1,6 +1,6 @@
 // Shared by all kernels. No toolkit header is included: NVRTC would need its path.
-// PTX instructions are wrapped here, and nowhere else but in hopper.cuh and e4m3.cuh, so that tools/cuda/emulator can
-// replace them on a machine without a GPU.
+// PTX instructions are wrapped here, and nowhere else but in hopper.cuh, e4m3.cuh, mma_gemm.cuh and gemm_mma_nvfp4.cu, so that
+// tools/cuda/emulator can replace them on a machine without a GPU.
 
 #ifndef KILN_EMULATED
 typedef unsigned long long u64;

@@ -47,6 +47,17 @@ pub trait TrainingVisitor {
     fn visit<B: TrainingBackend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output;
 }
 
+/// Code that needs no more than a [`Backend`].
+struct OnAnyBackend<V>(V);
+
+impl<V: BackendVisitor> TrainingVisitor for OnAnyBackend<V> {
+    type Output = V::Output;
+
+    fn visit<B: TrainingBackend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output {
+        self.0.visit(backend, device)
+    }
+}
+
 /// Device queries that are not part of [`Backend`].
 pub(crate) struct DeviceHooks<B> {
     /// Returns the bytes available for activations.
@@ -185,18 +196,7 @@ impl AnyBackend {
 
     /// Runs `visitor` on the backend.
     pub fn accept<V: BackendVisitor>(self, visitor: V) -> V::Output {
-        let (device, threads) = (self.device(), self.threads());
-        match self {
-            AnyBackend::Cpu(backend) => {
-                let info = cpu_info(&backend, device, threads);
-                visitor.visit(backend, info)
-            }
-            #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(backend) => {
-                let info = cuda_info(&backend, device, threads);
-                visitor.visit(*backend, info)
-            }
-        }
+        self.accept_training(OnAnyBackend(visitor))
     }
 
     /// Runs `visitor`, which trains, on the backend.

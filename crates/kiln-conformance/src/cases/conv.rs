@@ -51,6 +51,9 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add("conv2d/full_size_many_blocks", Conv { sizes: many, ..base([3, 3], ConvGeometry::same(3)) });
     let many = Conv { sizes: vec![[47, 46, 8, 132]], residual: true, ..base([3, 3], UPSAMPLE) };
     list.add("conv2d/full_size_many_blocks_upsampled", many);
+    // The same with a long sum: one row of blocks, since that takes the least work.
+    let long = vec![[1, 2105, 512, 12]];
+    list.add("conv2d/full_size_long_sums", Conv { sizes: long, ..base([3, 3], ConvGeometry::same(3)) });
     let full = vec![[33, 32, 128, 96]];
     list.add("conv2d/full_size", Conv { sizes: full, ..base([3, 3], ConvGeometry::same(3)) });
     for (name, geometry) in [("", ConvGeometry::same(3)), ("_upsampled", UPSAMPLE)] {
