@@ -12,21 +12,18 @@ const int KEPT = 6;
 
 // Quantizes the rows of two concatenated matrices, one block of whole warps per row; rows are zero-padded to `padded` bytes. What
 // does not fit the registers is read again.
-template <bool SWIGLU, class T>
+template <class T>
 __device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {
-    typedef ConcatenatedRow<SWIGLU, T> Row;
-    Row row(x, x_cols, y, y_cols, blockIdx.x);
+    ConcatenatedRow<T> row(x, x_cols, y, y_cols, blockIdx.x);
     q += (long long)blockIdx.x * padded;
     int first = 8 * threadIdx.x, stride = 8 * blockDim.x;
     float largest = 0.0f, v[8];
-    typename Row::Stored stored[KEPT];
+    Vec8<T> stored[KEPT];
 #pragma unroll
     for (int n = 0; n < KEPT; n++) stored[n] = row.load_stored(first + n * stride);
-    Vec8<T> kept[KEPT];
 #pragma unroll
     for (int n = 0; n < KEPT; n++) {
         row.values(first + n * stride, stored[n], v);
-        kept[n] = narrow<T>(v);
         update_abs_max(largest, v);
     }
     for (int i = first + KEPT * stride; i < row.cols; i += stride) {
@@ -36,7 +33,7 @@ __device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int
     RowScale scale = row_scale<448>(block_max<0>(largest));
 #pragma unroll
     for (int n = 0; n < KEPT; n++) {
-        widen(kept[n], v);
+        row.values(first + n * stride, stored[n], v);
         if (first + n * stride < padded) *(u64 *)(q + first + n * stride) = round_fp8(v, scale.inverse);
     }
     for (int i = first + KEPT * stride; i < padded; i += stride) {
@@ -181,11 +178,7 @@ extern "C" __global__ void __launch_bounds__(256) transpose_fp8(const unsigned c
 #define KERNELS(T, name)                                                                                              \
     extern "C" __global__ void __launch_bounds__(512) quantize_fp8_##name(                                            \
         const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {                \
-        quantize<false>(x, x_cols, y, y_cols, q, scales, padded);                                                     \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(512) quantize_swiglu_fp8_##name(                                     \
-        const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {                \
-        quantize<true>(x, x_cols, y, y_cols, q, scales, padded);                                                      \
+        quantize(x, x_cols, y, y_cols, q, scales, padded);                                                            \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256) quantize_gradient_fp8_##name(                                   \
         const __grid_constant__ GradientArgs args) {                                                                  \

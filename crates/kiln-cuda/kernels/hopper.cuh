@@ -112,6 +112,14 @@ template <int N> __device__ __forceinline__ void tma_store_wait_read() { asm vol
 // Makes this thread's writes to shared memory visible to TMA.
 __device__ __forceinline__ void tma_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// load_matrices from an address in shared memory.
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 // Stores four 8x8 matrices of 16-bit values; each lane passes the address of one row of one of them.
 __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

@@ -9,10 +9,10 @@ const int KEPT = 4;
 
 // Rotates and quantizes the rows of two concatenated matrices, one block of whole warps per row; rows are zero-padded to
 // `padded` bytes. Columns that don't fit the registers are read and rotated again.
-template <bool SWIGLU, class T>
+template <class T>
 __device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int y_cols, signed char *q, float *scales, int padded,
                                          int group) {
-    ConcatenatedRow<SWIGLU, T> row(x, x_cols, y, y_cols, blockIdx.x);
+    ConcatenatedRow<T> row(x, x_cols, y, y_cols, blockIdx.x);
     q += (long long)blockIdx.x * padded;
     int lane = threadIdx.x % 32, start = 8 * (threadIdx.x - lane), stride = 8 * blockDim.x;
     float largest = 0.0f, kept[KEPT][8], v[8];
@@ -116,11 +116,7 @@ __device__ __forceinline__ void gemm_int8(const signed char *q, const float *q_s
 #define KERNELS(O, name)                                                                                               \
     extern "C" __global__ void __launch_bounds__(768) quantize_int8_##name(                                          \
         const O *x, int x_cols, const O *y, int y_cols, signed char *q, float *scales, int padded, int group) {       \
-        quantize<false>(x, x_cols, y, y_cols, q, scales, padded, group);                                              \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(768) quantize_swiglu_int8_##name(                                   \
-        const O *x, int x_cols, const O *y, int y_cols, signed char *q, float *scales, int padded, int group) {       \
-        quantize<true>(x, x_cols, y, y_cols, q, scales, padded, group);                                               \
+        quantize(x, x_cols, y, y_cols, q, scales, padded, group);                                                     \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256) dequantize_int8_##name(                                         \
         const signed char *q, const float *scales, O *out, int cols, int padded, int group) {                         \

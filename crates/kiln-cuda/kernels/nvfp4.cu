@@ -27,10 +27,10 @@ __device__ __forceinline__ void store_nvfp4(unsigned char *q, unsigned char *blo
 
 // Quantizes the rows of two concatenated matrices, one block of whole warps per row; rows are zero-padded to `depth` bytes, a
 // multiple of 64, and `depth` / 8 scales of blocks. Columns that don't fit the registers are read again.
-template <bool SWIGLU, class T>
+template <class T>
 __device__ __forceinline__ void quantize(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, unsigned char *blocks,
                                          float *scales, int depth, int high_first) {
-    ConcatenatedRow<SWIGLU, T> row(x, x_cols, y, y_cols, blockIdx.x);
+    ConcatenatedRow<T> row(x, x_cols, y, y_cols, blockIdx.x);
     q += (long long)blockIdx.x * depth;
     blocks += (long long)blockIdx.x * (depth / 8);
     int cols = 2 * depth, lane = threadIdx.x % 32, start = 8 * (threadIdx.x - lane), stride = 8 * blockDim.x;
@@ -86,12 +86,7 @@ __device__ __forceinline__ void gemm(const unsigned char *x, const unsigned char
     extern "C" __global__ void __launch_bounds__(768)                                                                 \
         quantize_nvfp4_##name(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, unsigned char *blocks, \
                               float *scales, int depth, int high_first) {                                             \
-        quantize<false>(x, x_cols, y, y_cols, q, blocks, scales, depth, high_first);                                  \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(768)                                                                 \
-        quantize_swiglu_nvfp4_##name(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q,                \
-                                     unsigned char *blocks, float *scales, int depth, int high_first) {               \
-        quantize<true>(x, x_cols, y, y_cols, q, blocks, scales, depth, high_first);                                   \
+        quantize(x, x_cols, y, y_cols, q, blocks, scales, depth, high_first);                                         \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256)                                                                 \
         gemm_nvfp4_##name(const unsigned char *x, const unsigned char *x_blocks, const float *x_scales,               \

@@ -37,58 +37,32 @@ template <int LARGEST> __device__ __forceinline__ RowScale row_scale(float large
     return {LARGEST / largest, largest / LARGEST};
 }
 
-// A row of two matrices, concatenated by columns (either may have none). With SWIGLU the second is SwiGLU of y, with `y_cols`
-// columns.
-template <bool SWIGLU, class T> struct ConcatenatedRow {
+// A row of two matrices, concatenated by columns; either may have none.
+template <class T> struct ConcatenatedRow {
     const T *x, *y;
-    int x_cols, y_cols, cols;
+    int x_cols, cols;
     bool vector;
 
     __device__ __forceinline__ ConcatenatedRow(const T *x, int x_cols, const T *y, int y_cols, long long row)
-        : x(x + row * x_cols), y(y + row * y_cols * (SWIGLU ? 2 : 1)), x_cols(x_cols), y_cols(y_cols), cols(x_cols + y_cols) {
+        : x(x + row * x_cols), y(y + row * y_cols), x_cols(x_cols), cols(x_cols + y_cols) {
         vector = x_cols % 8 == 0 && y_cols % 8 == 0 && aligned(this->x) && aligned(this->y);
     }
 
-    static __device__ __forceinline__ float gated(float gate, float up) { return activate_as<T>(gate, 1) * up; }
-
     __device__ __forceinline__ float element(int i) const {
-        if (i < x_cols) return to_float(x[i]);
-        if (i >= cols) return 0.0f;
-        i -= x_cols;
-        // Rounded to T, as in the unfused operations.
-        return SWIGLU ? to_float(from_float<T>(gated(to_float(y[i]), to_float(y[i + y_cols])))) : to_float(y[i]);
+        return i < x_cols ? to_float(x[i]) : i < cols ? to_float(y[i - x_cols]) : 0.0f;
     }
 
-    // Eight elements as stored, and with SWIGLU the eight that they gate.
-    struct Stored {
-        Vec8<T> x, up;
-    };
-
     // Loads eight elements from a multiple of eight on, where rows are whole vectors.
-    __device__ __forceinline__ Stored load_stored(int i) const {
-        Stored stored;
-        if (vector && i < cols) {
-            const T *from = i < x_cols ? x + i : y + (i - x_cols);
-            stored.x = load_vec8(from);
-            if (SWIGLU && i >= x_cols) stored.up = load_vec8(from + y_cols);
-        }
+    __device__ __forceinline__ Vec8<T> load_stored(int i) const {
+        Vec8<T> stored;
+        if (vector && i < cols) stored = load_vec8(i < x_cols ? x + i : y + (i - x_cols));
         return stored;
     }
 
     // The values of those elements, zeros beyond the row.
-    __device__ __forceinline__ void values(int i, const Stored &stored, float (&v)[8]) const {
-        if (!vector || i >= cols) {
-            for (int j = 0; j < 8; j++) v[j] = element(i + j);
-            return;
-        }
-        widen(stored.x, v);
-        if (SWIGLU && i >= x_cols) {
-            float up[8];
-            widen(stored.up, up);
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = gated(v[j], up[j]);
-            widen(narrow<T>(v), v);
-        }
+    __device__ __forceinline__ void values(int i, const Vec8<T> &stored, float (&v)[8]) const {
+        if (vector && i < cols) return widen(stored, v);
+        for (int j = 0; j < 8; j++) v[j] = element(i + j);
     }
 
     __device__ __forceinline__ void load(int i, float (&v)[8]) const { values(i, load_stored(i), v); }

@@ -33,7 +33,13 @@ impl KernelSource {
     /// Sources that every image needs on a GPU of this compute capability.
     pub(crate) fn needed_at_start(capability: (i32, i32)) -> impl Iterator<Item = KernelSource> {
         let own = match capability {
-            (9, 0) => &["attention_hopper", "attention_wide", "conv_hopper", "gemm_hopper_bf16"][..],
+            (9, 0) => &[
+                "attention_hopper",
+                "attention_wide",
+                "conv_hopper",
+                "gemm_hopper_bf16",
+                "gemm_hopper_swiglu",
+            ][..],
             _ => &["attention", "conv", "gemm_mma_bf16"],
         };
         let all = [

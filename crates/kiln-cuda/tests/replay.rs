@@ -58,8 +58,8 @@ impl Block {
         let spec = AttentionSpec::new(WIDTH / 128, WIDTH / 128, AttentionMask::None);
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.out, Some((modulation, &groups)), x)?;
-        let h = b.linear(&b.concat_rows(&[&x])?, &self.up)?;
-        b.swiglu_gated_add(None, &h, &self.down, None, &x)
+        let h = b.linear_swiglu(&b.concat_rows(&[&x])?, &self.up)?;
+        b.linear_gated_add(&[&h], &self.down, None, &x)
     }
 
     fn modes(&self) -> Vec<RunMode> {

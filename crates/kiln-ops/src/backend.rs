@@ -354,20 +354,9 @@ operations! {$
             Ok(Box::new(|| Ok(())))
         }
 
-        /// [`Backend::linear_gated_add`] of `attn`, if given, and [`Backend::swiglu`] of `gate_up`.
-        fn swiglu_gated_add(
-            &self,
-            attn: Option<&Self::Tensor>,
-            gate_up: &Self::Tensor,
-            w: &Self::Weight,
-            gate: Option<(&Self::Tensor, &RowGroups)>,
-            residual: &Self::Tensor,
-        ) -> Result<Self::Tensor> {
-            let x = self.swiglu(gate_up)?;
-            match attn {
-                Some(attn) => self.linear_gated_add(&[attn, &x], w, gate, residual),
-                None => self.linear_gated_add(&[&x], w, gate, residual),
-            }
+        /// [`Backend::swiglu`] of [`Backend::linear`].
+        fn linear_swiglu(&self, x: &Self::Tensor, w: &Self::Weight) -> Result<Self::Tensor> {
+            self.swiglu(&self.linear(x, w)?)
         }
 
         /// [`Backend::linear_split`] of [`Backend::ada_layer_norm`] with `modulation = [scale, shift]`, bit-identical to the two calls.
@@ -383,6 +372,23 @@ operations! {$
             let [scale, shift] = modulation;
             let x = self.ada_layer_norm(x, scale, shift, groups, eps)?;
             self.linear_split(&x, w, widths)
+        }
+
+        /// [`Backend::ada_linear_split`] with [`Backend::swiglu`] of the last output, whose width counts both halves.
+        fn ada_linear_swiglu<const N: usize>(
+            &self,
+            x: &Self::Tensor,
+            modulation: [&Self::Tensor; 2],
+            groups: &RowGroups,
+            eps: f32,
+            w: &Self::Weight,
+            widths: [usize; N],
+        ) -> Result<[Self::Tensor; N]> {
+            let mut outputs = self.ada_linear_split(x, modulation, groups, eps, w, widths)?;
+            if let Some(last) = outputs.last_mut() {
+                *last = self.swiglu(last)?;
+            }
+            Ok(outputs)
         }
 
         /// [`Backend::norm_rope`] of the queries and of the keys of the same tokens.

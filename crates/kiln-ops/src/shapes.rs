@@ -23,7 +23,9 @@ use kiln_tensor::{DType, HostTensor, Shape};
 use crate::Backend;
 use crate::{AttentionMask, AttentionSpec, ConvGeometry, Result, RopeTable, RowGroups, Tensor};
 pub(crate) use check::Op;
-pub use linear::{ada_linear_split, linear, linear_gated_add, linear_split, swiglu_gated_add, with_deltas};
+pub use linear::{
+    ada_linear_split, ada_linear_swiglu, linear, linear_gated_add, linear_split, linear_swiglu, with_deltas,
+};
 
 /// [`Backend::upload`]: a float tensor, to f32 or bf16.
 pub fn upload(host: &HostTensor, dtype: DType) -> Result<Shape> {
@@ -238,11 +240,16 @@ pub fn attention<T: Tensor>(q: &[&T], k: &[&T], v: &[&T], spec: &AttentionSpec) 
 pub fn swiglu(x: &impl Tensor) -> Result<Shape> {
     let op = Op("swiglu");
     op.activation("x", x)?;
-    let [rows, cols] = op.matrix("x", x.shape())?;
-    if cols % 2 != 0 {
-        return op.fail(format!("x has shape {}, expected an even number of columns", x.shape()));
+    op.matrix("x", x.shape())?;
+    halves(x.shape())
+}
+
+/// The shape of SwiGLU of a matrix.
+fn halves(x: &Shape) -> Result<Shape> {
+    if !x.last().is_multiple_of(2) {
+        return Op("swiglu").fail(format!("x has shape {x}, expected an even number of columns"));
     }
-    Ok([rows, cols / 2].into())
+    Ok([x.rows(), x.last() / 2].into())
 }
 
 /// [`Backend::activation`].

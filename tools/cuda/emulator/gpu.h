@@ -417,6 +417,7 @@ inline void tma_store_commit() {}
 template <int N> inline void tma_store_wait_read() {}
 inline void tma_fence() {}
 inline void prefetch_map(const TensorMap &) {}
+inline void load_matrices(unsigned (&r)[4], unsigned from) { load_matrices_as(r, emulator::dynamic_shared + from, false); }
 // Each lane's four pairs go to the rows whose addresses the lanes of that matrix passed.
 inline void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
     unsigned in[5] = {to, a, b, c, d};

@@ -42,35 +42,45 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
         list.add(&format!("ada_linear_split/whole_{stored}"), AdaSplit { stored, dim: 128, ranks: &[] });
         list.add(&format!("ada_linear_split/deltas_{stored}"), AdaSplit { stored, dim: 64, ranks: &[1, 4] });
     }
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        list.add(
-            &format!("linear_gated_add/one_input_{dtype}"),
-            GatedAdd { stored: dtype, inputs: &[65], groups: &[7] },
-        );
-        let two = GatedAdd { stored: dtype, inputs: &[33, 96], groups: &[1, 17, 2] };
-        list.add(&format!("linear_gated_add/side_by_side_{dtype}"), two);
-    }
-    list.add(
-        "linear_gated_add/three_inputs",
-        GatedAdd { stored: DType::BF16, inputs: &[1, 64, 31], groups: &[16] },
-    );
-    list.add("linear_gated_add/no_gate", GatedAdd { stored: DType::BF16, inputs: &[48, 17], groups: &[] });
-    let full = GatedAdd { stored: DType::BF16, inputs: &[512, 1536], groups: &[64, 32] };
-    list.add("linear_gated_add/full_size", full);
-    let base = SwigluGatedAdd { stored: DType::BF16, beside: 0, inner: 64, groups: &[7], ranks: &[] };
-    list.add("swiglu_gated_add/alone", base);
-    list.add("swiglu_gated_add/no_gate", SwigluGatedAdd { groups: &[], ..base });
-    list.add("swiglu_gated_add/with_deltas", SwigluGatedAdd { beside: 24, ranks: &[3], ..base });
+    let base =
+        GatedAdd { stored: DType::BF16, inputs: &[65], groups: &[7], out: 37, bias: true, ranks: &[3] };
     for stored in [DType::F32, DType::BF16, DType::F16] {
-        let beside = SwigluGatedAdd { stored, beside: 32, groups: &[1, 17, 2], ..base };
-        list.add(&format!("swiglu_gated_add/beside_{stored}"), beside);
+        list.add(&format!("linear_gated_add/one_input_{stored}"), GatedAdd { stored, ..base });
+        let two = GatedAdd { stored, inputs: &[33, 96], groups: &[1, 17, 2], ..base };
+        list.add(&format!("linear_gated_add/side_by_side_{stored}"), two);
+        // Whole vectors and one group without deltas: a product may do all of it.
+        let whole = GatedAdd { stored, inputs: &[72], groups: &[133], out: 136, ranks: &[], ..base };
+        list.add(&format!("linear_gated_add/whole_{stored}"), whole);
+        let two = GatedAdd { inputs: &[128, 72], bias: false, ..whole };
+        list.add(&format!("linear_gated_add/whole_side_by_side_{stored}"), two);
+    }
+    list.add("linear_gated_add/three_inputs", GatedAdd { inputs: &[1, 64, 31], groups: &[16], ..base });
+    list.add("linear_gated_add/no_gate", GatedAdd { inputs: &[48, 17], groups: &[], ..base });
+    let whole = GatedAdd { inputs: &[64, 64], groups: &[], out: 40, bias: false, ranks: &[], ..base };
+    list.add("linear_gated_add/whole_no_gate", whole);
+    list.add("linear_gated_add/whole_odd_left", GatedAdd { inputs: &[72, 64], groups: &[70], ..whole });
+    list.add("linear_gated_add/no_rows", GatedAdd { groups: &[0], ..whole });
+    let full = GatedAdd { inputs: &[512, 1536], groups: &[64, 32], out: 512, ..base };
+    list.add("linear_gated_add/full_size", full);
+    let base = Swiglu { stored: DType::BF16, sizes: &[[19, 64, 64]], bias: false, ranks: &[] };
+    list.add("linear_swiglu/with_bias", Swiglu { bias: true, ..base });
+    list.add("linear_swiglu/with_deltas", Swiglu { ranks: &[1, 3], ..base });
+    for stored in [DType::F32, DType::BF16, DType::F16] {
+        let odd = Swiglu { stored, sizes: &[[1, 64, 48], [3, 17, 5], [7, 33, 95]], ..base };
+        list.add(&format!("linear_swiglu/odd_{stored}"), odd);
         list.add(
-            &format!("swiglu_gated_add/odd_{stored}"),
-            SwigluGatedAdd { beside: 33, inner: 95, ..beside },
+            &format!("linear_swiglu/whole_{stored}"),
+            Swiglu { sizes: &[[5, 64, 8], [300, 160, 264]], ..odd },
+        );
+        list.add(&format!("ada_linear_swiglu/odd_{stored}"), AdaSwiglu { stored, dim: 65, ranks: &[] });
+        list.add(&format!("ada_linear_swiglu/whole_{stored}"), AdaSwiglu { stored, dim: 128, ranks: &[] });
+        list.add(
+            &format!("ada_linear_swiglu/deltas_{stored}"),
+            AdaSwiglu { stored, dim: 64, ranks: &[1, 4] },
         );
     }
-    let full = SwigluGatedAdd { beside: 512, inner: 1536, groups: &[64, 32], ..base };
-    list.add("swiglu_gated_add/full_size", full);
+    list.add("linear_swiglu/no_rows", Swiglu { sizes: &[[0, 64, 64]], ..base });
+    list.add("linear_swiglu/full_size", Swiglu { sizes: &[[96, 512, 1536]], ..base });
     list.add_once("invalid_arguments/linear", Invalid);
 }
 
@@ -123,7 +133,7 @@ impl Scenario for Linear {
 }
 
 /// `out` rows in up to `count` uneven slabs.
-fn cut(out: usize, count: usize) -> Vec<usize> {
+pub(super) fn cut(out: usize, count: usize) -> Vec<usize> {
     let mut heights = Vec::new();
     let mut left = out;
     for slab in 1..count {
@@ -147,7 +157,7 @@ fn slabs<B: Backend>(
     heights.into_iter().map(|height| t.stored(values, [height, cols], stored)).collect()
 }
 
-fn deltas<B: Backend>(
+pub(super) fn deltas<B: Backend>(
     t: &mut CaseRun<'_, B>,
     ranks: &[usize],
     stored: DType,
@@ -228,24 +238,27 @@ impl Scenario for Split {
     }
 }
 
+#[derive(Clone, Copy)]
 struct GatedAdd {
     stored: DType,
     /// Width of each input.
     inputs: &'static [usize],
     /// Length of each group; empty for no gate.
     groups: &'static [usize],
+    out: usize,
+    bias: bool,
+    ranks: &'static [usize],
 }
 
 impl Scenario for GatedAdd {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
-        let cols = self.inputs.iter().sum();
+        let (cols, out) = (self.inputs.iter().sum(), self.out);
         let rows = if self.groups.is_empty() { 19 } else { self.groups.iter().sum() };
-        let out = if cols > 1000 { 512 } else { 37 };
         let xs = self.inputs.iter().map(|&width| t.activation(NORMAL, [rows, width]));
         let xs = xs.collect::<Result<Vec<_>>>()?;
         let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
-        let layer = layer.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
-        let w = load(t.b, layer.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?)?;
+        let layer = layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?;
+        let w = load(t.b, layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = RowGroups::from_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
@@ -280,33 +293,57 @@ impl Scenario for AdaSplit {
     }
 }
 
+/// Errors of both factors of SwiGLU, which are sums, add up.
+pub(super) fn swiglu_tolerance(of_sums: Tolerance) -> Tolerance {
+    of_sums.conditioned(2.0)
+}
+
 #[derive(Clone, Copy)]
-struct SwigluGatedAdd {
+struct Swiglu {
     stored: DType,
-    /// Columns of the input beside the SwiGLU; 0 for none.
-    beside: usize,
-    /// Columns of the SwiGLU's result.
-    inner: usize,
-    groups: &'static [usize],
+    /// `[rows, in, columns of the result]` each.
+    sizes: &'static [[usize; 3]],
+    bias: bool,
     ranks: &'static [usize],
 }
 
-impl Scenario for SwigluGatedAdd {
+impl Scenario for Swiglu {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
-        let cols = self.beside + self.inner;
-        let rows = if self.groups.is_empty() { 19 } else { self.groups.iter().sum() };
-        let out = if cols > 1000 { 512 } else { 37 };
-        let beside = t.activation(NORMAL, [rows, self.beside])?;
-        let gate_up = t.activation(NORMAL, [rows, 2 * self.inner])?;
-        let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
-        let w = load(t.b, layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?)?;
-        let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
-        let groups = RowGroups::from_lengths(self.groups);
-        let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
-        let residual = t.activation(NORMAL, [rows, out])?;
-        let beside = (self.beside > 0).then_some(&beside);
-        let y = t.b.swiglu_gated_add(beside, &gate_up, &w, gate, &residual)?;
-        t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+        for &[rows, cols, inner] in self.sizes {
+            let out = 2 * inner;
+            let x = t.activation(NORMAL, [rows, cols])?;
+            let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
+            let layer = layer.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?;
+            let w = load(t.b, layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?)?;
+            let y = t.b.linear_swiglu(&x, &w)?;
+            let tolerance = swiglu_tolerance(tolerance(t.dtype, self.stored, cols, true));
+            t.record(format!("{rows}x{cols} to {inner}"), &y, tolerance)?;
+        }
+        Ok(())
+    }
+}
+
+struct AdaSwiglu {
+    stored: DType,
+    dim: usize,
+    ranks: &'static [usize],
+}
+
+impl Scenario for AdaSwiglu {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let (groups, widths, dim) = (RowGroups::from_lengths(&[1, 17, 2]), [16, 16, 80], self.dim);
+        let out = widths.iter().sum();
+        let x = t.activation(NORMAL, [groups.rows(), dim])?;
+        let scale = t.parameter(NORMAL, [groups.count(), dim])?;
+        let shift = t.parameter(NORMAL, [groups.count(), dim])?;
+        let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), dim)?)?;
+        let w = load(t.b, layer.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?)?;
+        let ys = t.b.ada_linear_swiglu(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
+        for (i, y) in ys.iter().enumerate() {
+            let sums = tolerance(t.dtype, self.stored, dim, true);
+            t.record(format!("part {i}"), y, if i == 2 { swiglu_tolerance(sums) } else { sums })?;
+        }
+        Ok(())
     }
 }
 
@@ -333,6 +370,9 @@ impl Scenario for Invalid {
         let (x, narrow, flat) =
             (t.zeros([3, 4], DType::F32)?, t.zeros([3, 3], DType::F32)?, t.zeros([4], DType::F32)?);
         t.reject("a narrow x", b.linear(&narrow, &w));
+        t.reject("a narrow x for SwiGLU", b.linear_swiglu(&narrow, &w));
+        let odd = load(b, HostLinear::dense(vec![HostTensor::zeros([5, 4])])?)?;
+        t.reject("an odd width for SwiGLU", b.linear_swiglu(&x, &odd));
         t.reject("a vector", b.linear(&flat, &w));
         t.reject("a narrow x to split", b.linear_split(&narrow, &w, [6, 2]));
         t.reject("widths too small", b.linear_split(&x, &w, [5, 2]));

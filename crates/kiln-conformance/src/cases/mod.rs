@@ -11,6 +11,7 @@ mod movement;
 mod norm;
 mod nvfp4;
 mod packed;
+mod quantized;
 mod rope;
 mod training;
 
@@ -26,6 +27,7 @@ pub fn cases<B: TrainingBackend>() -> Vec<Case<B>> {
     int8::add_cases(&mut list);
     fp8::add_cases(&mut list);
     nvfp4::add_cases(&mut list);
+    quantized::add_cases(&mut list);
     packed::add_cases(&mut list);
     norm::add_cases(&mut list);
     rope::add_cases(&mut list);

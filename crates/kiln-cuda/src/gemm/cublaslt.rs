@@ -104,6 +104,7 @@ impl CublasLtGemm {
         let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out];
         matches!(shape.dtype, DType::F32 | DType::BF16 | DType::F8E4M3)
             && operands.bias.is_none()
+            && !shape.is_fused()
             && (operands.scales.is_none() || shape.dtype == DType::F8E4M3)
             && counts.iter().all(|n| n % vector == 0)
             && at.iter().all(|at| at % u64::from(ALIGNMENT) == 0)

@@ -20,6 +20,8 @@ pub(crate) struct FastGemm {
     hopper: HopperGemm,
     mma: MmaGemm,
     choices: Mutex<HashMap<GemmShape, Implementation>>,
+    /// Whether a fused product is faster than what computes the same in several launches.
+    fused: Mutex<HashMap<GemmShape, bool>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,13 @@ enum Implementation {
 
 impl FastGemm {
     pub fn new(cublaslt: Later<Result<CublasLtGemm>>) -> FastGemm {
-        FastGemm { cublaslt, hopper: HopperGemm::new(), mma: MmaGemm::new(), choices: Mutex::default() }
+        FastGemm {
+            cublaslt,
+            hopper: HopperGemm::new(),
+            mma: MmaGemm::new(),
+            choices: Mutex::default(),
+            fused: Mutex::default(),
+        }
     }
 
     /// cuBLASLt, or why it is not used.
@@ -58,6 +66,57 @@ impl FastGemm {
             (Implementation::CublasLt, Ok(cublaslt)) => cublaslt.applies_scales(queue, shape, operands),
             _ => Ok(true),
         }
+    }
+
+    /// Whether there is a kernel for a fused product.
+    pub fn fuses(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
+        HopperGemm::supports(queue, shape, operands)
+    }
+
+    /// Runs a fused product.
+    pub fn run_fused(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
+        self.hopper.run(queue, shape, operands)
+    }
+
+    /// Whether a fused product takes less time than `unfused`, which computes the same: measured as they are used, once per
+    /// shape, and cached on disk. Without cuBLASLt, `unfused` would be the same kernels and more.
+    pub fn prefers_fused(
+        &self,
+        queue: &Queue,
+        shape: &GemmShape,
+        operands: &Operands,
+        unfused: impl Fn() -> Result<()>,
+    ) -> Result<bool> {
+        let Ok(cublaslt) = self.cublaslt() else { return Ok(true) };
+        if !shape.is_worth_timing() {
+            return Ok(true);
+        }
+        let mut choices = lock(&self.fused);
+        if let Some(choice) = choices.get(shape) {
+            return Ok(*choice);
+        }
+        let device = queue.device("cuEventSynchronize")?;
+        let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
+        let (kernels, gpu) = (HopperGemm::SOURCE.full_text(), queue.gpu().name.as_bytes());
+        let key = CacheKey::new("fused", &[text.as_bytes(), version.as_bytes(), kernels.as_bytes(), gpu]);
+        let choice = match device.cache.get(&key).as_deref() {
+            Some(b"fused") => true,
+            Some(b"unfused") => false,
+            _ => {
+                let fused = queue.time_repeated(|| self.run_fused(queue, shape, operands))?;
+                match queue.time_repeated(unfused) {
+                    Ok(milliseconds) => {
+                        let choice = fused <= milliseconds;
+                        device.cache.put(&key, if choice { &b"fused"[..] } else { b"unfused" });
+                        choice
+                    }
+                    // It takes more memory.
+                    Err(_) => true,
+                }
+            }
+        };
+        choices.insert(*shape, choice);
+        Ok(choice)
     }
 
     fn run_own(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {

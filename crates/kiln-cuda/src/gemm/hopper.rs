@@ -9,7 +9,7 @@ use crate::flags::BlockFlags;
 use crate::kernels::{HopperGemmArgs, Kernel, kernels};
 use crate::queue::{DeviceBuffer, Queue};
 use crate::sources::KernelSource;
-use crate::sys::driver::TensorMap;
+use crate::sys::driver::{DevicePtr, TensorMap};
 use crate::tensor_map::{BOX_BYTES, MapElement};
 
 kernels! {
@@ -32,6 +32,14 @@ kernels! {
             FP8_160 = "gemm_hopper_fp8_160", FP8_144 = "gemm_hopper_fp8_144",
             FP8_128 = "gemm_hopper_fp8_128", FP8_96 = "gemm_hopper_fp8_96",
             FP8_80 = "gemm_hopper_fp8_80", FP8_64 = "gemm_hopper_fp8_64";
+    }
+    "gemm_hopper_swiglu" {
+        GemmSwiglu(args: HopperGemmArgs):
+            SWIGLU_BF16_256 = "gemm_hopper_swiglu_bf16_256", SWIGLU_BF16_192 = "gemm_hopper_swiglu_bf16_192",
+            SWIGLU_BF16_128 = "gemm_hopper_swiglu_bf16_128", SWIGLU_FP8_256 = "gemm_hopper_swiglu_fp8_256",
+            SWIGLU_FP8_192 = "gemm_hopper_swiglu_fp8_192", SWIGLU_FP8_128 = "gemm_hopper_swiglu_fp8_128",
+            SWIGLU_INT8_256 = "gemm_hopper_swiglu_int8_256", SWIGLU_INT8_192 = "gemm_hopper_swiglu_int8_192",
+            SWIGLU_INT8_128 = "gemm_hopper_swiglu_int8_128";
     }
     "gemm_hopper_int8" {
         GemmInt8(args: HopperGemmArgs):
@@ -70,8 +78,8 @@ impl Tiling {
     fn candidates(shape: &GemmShape, clusters: usize) -> Vec<Tiling> {
         let tiles =
             |columns| Division::new(shape, Tiling { columns, group: 8, split: false }, clusters).tiles();
-        // The kernels for columns along the sum load boxes of 64.
-        let few = !shape.w_is_k_by_n && tiles(192) < 4 * clusters;
+        // The kernels for columns along the sum load boxes of 64, and SwiGLU has none.
+        let few = !shape.w_is_k_by_n && !shape.swiglu && tiles(192) < 4 * clusters;
         let narrow = if few { &NARROW[..] } else { &NARROW[..1] };
         let mut all = Vec::new();
         for &columns in narrow.iter().chain(&WIDE) {
@@ -90,16 +98,21 @@ impl Tiling {
         all
     }
 
+    /// Columns of a tile's results.
+    fn results(self, shape: &GemmShape) -> usize {
+        if shape.swiglu { self.columns / 2 } else { self.columns }
+    }
+
     /// Columns of a box of results.
-    fn out_columns(self) -> usize {
-        [64, 32, 16].into_iter().find(|n| self.columns.is_multiple_of(*n)).unwrap_or(BOX)
+    fn out_columns(self, shape: &GemmShape) -> usize {
+        [64, 32, 16].into_iter().find(|n| self.results(shape).is_multiple_of(*n)).unwrap_or(BOX)
     }
 
     /// Bytes of shared memory: stages of both operands, results, barriers, and alignment to 1024.
-    fn shared_bytes(self) -> usize {
-        let (stage, results) = ((ROWS + self.columns) * BOX_BYTES, 4 * BOX * 2 * self.out_columns());
+    fn shared_bytes(self, shape: &GemmShape) -> usize {
+        let (stage, results) = ((ROWS + self.columns) * BOX_BYTES, 4 * BOX * 2 * self.out_columns(shape));
         let stages = (SHARED - results) / stage;
-        stages * stage + results + 16 * stages + 1024
+        stages * stage + results + 16 * stages + 8 * 4 + 1024
     }
 
     /// The kernel for these columns.
@@ -133,7 +146,7 @@ impl Division {
     /// `clusters`: those that the GPU runs at once.
     fn new(shape: &GemmShape, tiling: Tiling, clusters: usize) -> Division {
         let tiles_m = shape.rows.div_ceil(ROWS * CLUSTER);
-        let tiles_n = shape.n.div_ceil(tiling.columns);
+        let tiles_n = shape.n.div_ceil(tiling.results(shape));
         let tiles_all = tiles_n * shape.batch;
         let (tiles, steps) = (tiles_m * tiles_all, (shape.k * shape.dtype.size()).div_ceil(BOX_BYTES));
         let rest = tiles % clusters;
@@ -173,21 +186,33 @@ impl HopperGemm {
             }
             _ => false,
         };
+        // Both parts of x are whole steps, and SwiGLU is all that becomes of its product.
+        let fused = (shape.right == 0
+            || !shape.x_is_k_by_rows && ((shape.k - shape.right) * size).is_multiple_of(BOX_BYTES))
+            && (!shape.swiglu
+                || !shape.w_is_k_by_n
+                    && shape.batch == 1
+                    && shape.out_dtype == DType::BF16
+                    && operands.bias.is_none()
+                    && !shape.gate
+                    && !shape.add);
         let out = shape.out_dtype.size();
-        let rows = [shape.ldx * size, shape.ldw * size, shape.ldo * out, shape.ldadd * out];
+        let rows =
+            [shape.ldx * size, shape.right * size, shape.ldw * size, shape.ldo * out, shape.ldadd * out];
         let strides = [shape.stride_w * size, shape.stride_out * out];
         let aligned =
             rows.iter().chain(if shape.batch > 1 { &strides[..] } else { &[] }).all(|n| n % 16 == 0);
-        let at =
-            [operands.w, operands.x, operands.add.unwrap_or(0), operands.out, operands.bias.unwrap_or(0)];
+        let optional = [operands.x_right, operands.gate, operands.add, operands.bias];
+        let at = optional.map(|at| at.unwrap_or(0)).into_iter().chain([operands.w, operands.x, operands.out]);
         let scales = operands.scales.unwrap_or_default();
         queue.gpu().capability == (9, 0)
             && typed
+            && fused
             && aligned
             && shape.n.is_multiple_of(2)
             && shape.k > 0
             && matches!(shape.out_dtype, DType::BF16 | DType::F32)
-            && at.iter().all(|at| at % 16 == 0)
+            && at.into_iter().all(|at| at % 16 == 0)
             && scales.iter().all(|at| at % 8 == 0)
     }
 
@@ -207,7 +232,7 @@ impl HopperGemm {
             0 => None,
             _ => Some((partials(queue, blocks * ROWS * tiling.columns * 4)?, self.flags.ptr(queue)?)),
         };
-        let [x, w, out] = maps(queue, shape, operands, tiling)?;
+        let [x, x_right, w, out, add_bf16] = maps(queue, shape, operands, tiling)?;
         let size = |n: usize| {
             i32::try_from(n)
                 .map_err(|_| Error::Call { call: "matmul", what: format!("a size of {n} is too large") })
@@ -215,9 +240,12 @@ impl HopperGemm {
         let [w_scales, x_scales] = operands.scales.unwrap_or_default();
         let args = HopperGemmArgs {
             x,
+            x_right,
             w,
             out,
+            add_bf16,
             bias: operands.bias.unwrap_or(0),
+            gate: operands.gate.unwrap_or(0),
             x_scales,
             w_scales,
             add: operands.add.unwrap_or(0),
@@ -230,6 +258,10 @@ impl HopperGemm {
             rows: size(shape.rows)?,
             n: size(shape.n)?,
             steps: size(division.steps)?,
+            left_steps: match shape.right {
+                0 => size(division.steps)?,
+                right => size((shape.k - right) * shape.dtype.size() / BOX_BYTES)?,
+            },
             tiles_m: size(division.tiles_m)?,
             tiles_n: size(division.tiles_n)?,
             tiles_all: size(division.tiles_all)?,
@@ -237,10 +269,25 @@ impl HopperGemm {
             split_tiles: size(division.split_tiles)?,
             steps_per_cluster: size(shared_steps / division.clusters)?,
             longer_clusters: size(shared_steps % division.clusters)?,
+            unused: 0,
             partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(queue)),
             ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
         };
-        let (grid, shared) = ([blocks, 1], tiling.shared_bytes());
+        let (grid, shared) = ([blocks, 1], tiling.shared_bytes(shape));
+        if shape.swiglu {
+            let kernel = match shape.dtype {
+                DType::F8E4M3 => {
+                    tiling.kernel([(256, SWIGLU_FP8_256), (192, SWIGLU_FP8_192), (128, SWIGLU_FP8_128)])?
+                }
+                DType::I8 => {
+                    tiling.kernel([(256, SWIGLU_INT8_256), (192, SWIGLU_INT8_192), (128, SWIGLU_INT8_128)])?
+                }
+                _ => {
+                    tiling.kernel([(256, SWIGLU_BF16_256), (192, SWIGLU_BF16_192), (128, SWIGLU_BF16_128)])?
+                }
+            };
+            return kernel.launch(queue, grid, THREADS, shared, &GemmSwiglu { args });
+        }
         match (shape.dtype, shape.x_is_k_by_rows, shape.w_is_k_by_n) {
             (DType::F8E4M3, ..) => {
                 let kernel = tiling.kernel([
@@ -304,14 +351,23 @@ fn partials(queue: &Queue, bytes: usize) -> Result<DeviceBuffer> {
     queue.allocate(bytes)?.ok_or_else(none)
 }
 
-/// The maps of both operands and of a bf16 result.
-fn maps(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<[TensorMap; 3]> {
+/// The maps of `x` and its right columns, of `w`, and of a bf16 result and summand.
+fn maps(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -> Result<[TensorMap; 5]> {
     let GemmShape { rows, n, k, batch, .. } = *shape;
     let element = if shape.dtype == DType::BF16 { MapElement::Bf16 } else { MapElement::Byte };
     let driver = queue.driver();
     let x = match shape.x_is_k_by_rows {
         true => driver.encode_tensor_map(element, operands.x, [rows, k], [shape.ldx], [BOX])?,
-        false => driver.encode_tensor_map(element, operands.x, [k, rows], [shape.ldx], [ROWS])?,
+        false => {
+            driver.encode_tensor_map(element, operands.x, [k - shape.right, rows], [shape.ldx], [ROWS])?
+        }
+    };
+    let x_right = match operands.x_right {
+        Some(right) => {
+            let (sizes, strides) = ([shape.right, rows], [shape.right]);
+            driver.encode_tensor_map(element, right, sizes, strides, [ROWS])?
+        }
+        None => TensorMap::NONE,
     };
     // A single product's stride is not used, but has to be valid.
     let stride = |stride: usize, rows: usize, ld: usize| if batch > 1 { stride } else { rows * ld };
@@ -321,32 +377,28 @@ fn maps(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling) -
             driver.encode_tensor_map(element, operands.w, [n, k, batch], strides, [BOX, 1])?
         }
         false => {
-            let strides = [shape.ldw, stride(shape.stride_w, n, shape.ldw)];
-            driver.encode_tensor_map(element, operands.w, [k, n, batch], strides, [tiling.columns / 2, 1])?
+            let strides = [shape.ldw, stride(shape.stride_w, shape.w_rows(), shape.ldw)];
+            let sizes = [k, shape.w_rows(), batch];
+            driver.encode_tensor_map(element, operands.w, sizes, strides, [tiling.columns / 2, 1])?
         }
     };
-    let out = match shape.out_dtype {
+    let bf16 = |at: DevicePtr, ld: usize| match shape.out_dtype {
         DType::BF16 => {
-            let strides = [shape.ldo, stride(shape.stride_out, rows, shape.ldo)];
-            let (sizes, bytes) = ([n, rows, batch], 2 * tiling.out_columns());
-            driver.encode_narrow_tensor_map(
-                MapElement::Bf16,
-                operands.out,
-                sizes,
-                strides,
-                bytes,
-                [BOX, 1],
-            )?
+            let strides = [ld, stride(shape.stride_out, rows, ld)];
+            let (sizes, bytes) = ([n, rows, batch], 2 * tiling.out_columns(shape));
+            driver.encode_narrow_tensor_map(MapElement::Bf16, at, sizes, strides, bytes, [BOX, 1])
         }
-        _ => TensorMap::NONE,
+        _ => Ok(TensorMap::NONE),
     };
-    Ok([x, w, out])
+    let out = bf16(operands.out, shape.ldo)?;
+    let add = operands.add.map_or(Ok(TensorMap::NONE), |add| bf16(add, shape.ldadd))?;
+    Ok([x, x_right, w, out, add])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::test_product::{check_tilings, open_gpu};
+    use crate::gemm::test_product::{End, check_tilings, open_gpu};
 
     fn divided(rows: usize, n: usize, k: usize, split: bool) -> (usize, usize) {
         let shape = GemmShape::packed([rows, n, k], DType::BF16, DType::BF16, false);
@@ -374,29 +426,36 @@ mod tests {
             return println!("skipped: not a Hopper GPU");
         }
         let gemm = HopperGemm::new();
-        let check = |dtype, columns: [bool; 2], out_dtype| {
+        let check = |dtype, columns: [bool; 2], end| {
             let launch = |shape: &_, operands: &_, tiling| gemm.launch(&queue, shape, operands, tiling);
-            let narrow = if columns[1] { &NARROW[..1] } else { &NARROW[..] };
+            let narrow = if columns[1] || end == End::Swiglu { &NARROW[..1] } else { &NARROW[..] };
             let sides = WIDE.iter().chain(narrow).flat_map(|&columns| [(columns, false), (columns, true)]);
             let all: Vec<_> = sides
                 .enumerate()
                 .map(|(i, (columns, split))| Tiling { columns, group: 1 + i % 3, split })
                 .collect();
-            check_tilings(&queue, dtype, columns, out_dtype, &all, HopperGemm::supports, launch);
+            check_tilings(&queue, dtype, columns, end, &all, HopperGemm::supports, launch);
         };
-        for out_dtype in [DType::F32, DType::BF16] {
+        for end in [End::Added, End::Plain] {
             for columns in [[false, false], [false, true], [true, true]] {
-                check(DType::BF16, columns, out_dtype);
+                check(DType::BF16, columns, end);
             }
-            check(DType::F8E4M3, [false; 2], out_dtype);
-            check(DType::I8, [false; 2], out_dtype);
+            check(DType::F8E4M3, [false; 2], end);
+            check(DType::I8, [false; 2], end);
+        }
+        check(DType::BF16, [false; 2], End::Gated);
+        for dtype in [DType::BF16, DType::F8E4M3, DType::I8] {
+            check(dtype, [false; 2], End::Swiglu);
         }
     }
 
     #[test]
     fn a_block_has_enough_shared_memory() {
+        let plain = GemmShape::packed([512; 3], DType::BF16, DType::BF16, false);
         for columns in WIDE.into_iter().chain(NARROW) {
-            assert!(Tiling { columns, group: 8, split: false }.shared_bytes() <= 227 << 10);
+            for shape in [plain, GemmShape { swiglu: true, ..plain }] {
+                assert!(Tiling { columns, group: 8, split: false }.shared_bytes(&shape) <= 227 << 10);
+            }
         }
     }
 

@@ -81,6 +81,7 @@ impl MmaGemm {
             vectors.push(shape.stride_w * size);
         }
         typed
+            && !shape.is_fused()
             && !shape.x_is_k_by_rows
             && !shape.w_is_k_by_n
             && matches!(shape.out_dtype, DType::BF16 | DType::F32)
@@ -162,19 +163,19 @@ fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::test_product::{check_tilings, open_gpu};
+    use crate::gemm::test_product::{End, check_tilings, open_gpu};
 
     #[test]
     fn every_tiling_gives_the_product() {
         let Some(queue) = open_gpu() else { return };
-        for out_dtype in [DType::F32, DType::BF16] {
+        for end in [End::Added, End::Plain] {
             for dtype in [DType::BF16, DType::F8E4M3, DType::I8] {
                 if dtype == DType::F8E4M3 && queue.gpu().capability < (8, 9) {
                     println!("skipped: no fp8 on this GPU");
                     continue;
                 }
                 let launch = |shape: &_, operands: &_, tiling| launch(&queue, shape, operands, tiling);
-                check_tilings(&queue, dtype, [false; 2], out_dtype, &Tiling::ALL, MmaGemm::supports, launch);
+                check_tilings(&queue, dtype, [false; 2], end, &Tiling::ALL, MmaGemm::supports, launch);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt or Kiln's own kernels for aligned
+//! Matrix products `out = gate · (alpha · x · wᵀ + bias) + add`: `gemv.cu` for few rows, cuBLASLt or Kiln's own kernels for aligned
 //! sizes, and otherwise Kiln's own implicit GEMM.
 //!
 //! On a cold H200 cuBLASLt reaches 806 TFLOP/s in bf16 for 4096 × 3072 → 9216 and 829 for 18432 (PyTorch 783 and 787); in
@@ -67,6 +67,12 @@ pub(crate) struct Gemm<'a> {
     pub out_dtype: DType,
     /// Number of products: each with the next `n` rows of `w`, into the next `rows · ldo` elements.
     pub batch: usize,
+    /// Address of an f32 row that the product and its bias are multiplied with; see [`GemmShape::is_fused`].
+    pub gate: Option<DevicePtr>,
+    /// Address and width of the last columns of `x`, if they lie in a packed matrix of their own; see there.
+    pub right: Option<(DevicePtr, usize)>,
+    /// Whether the result is SwiGLU of the product with `2 · n` rows of `w`; see there.
+    pub swiglu: bool,
 }
 
 /// The implementation for a product.
@@ -95,12 +101,27 @@ impl Gemm<'_> {
             stride_out: self.rows * self.ldo,
             w_is_k_by_n: false,
             x_is_k_by_rows: false,
+            right: self.right.map_or(0, |(_, width)| width),
+            gate: self.gate.is_some(),
+            swiglu: self.swiglu,
         }
     }
 
     fn operands(&self, w: DevicePtr) -> Operands {
-        let add = self.add.map(|(at, _)| at);
-        Operands { w, x: self.x, add, out: self.out, alpha: self.alpha, bias: self.bias, scales: None }
+        Operands {
+            x_right: self.right.map(|(at, _)| at),
+            gate: self.gate,
+            add: self.add.map(|(at, _)| at),
+            alpha: self.alpha,
+            bias: self.bias,
+            ..Operands::new(self.x, w, self.out)
+        }
+    }
+
+    /// Shape and operands of a product for [`FastGemm::fuses`](fast::FastGemm::fuses).
+    pub fn fused(&self, cx: &Context) -> Result<(GemmShape, Operands)> {
+        let w = self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?;
+        Ok((self.shape(), self.operands(w)))
     }
 
     /// Whether a fast implementation takes the product with this bias.

@@ -112,15 +112,8 @@ mod tests {
             buffers.each_ref().map(|b| b.ptr(&queue));
         let shape = Nvfp4Gemm::shape([rows, n, depth], DType::F32, false);
         let scales = Some([w_scales, x_scales]);
-        let operands = Operands {
-            w: w_at,
-            x: x_at,
-            add: None,
-            out: out.ptr(&queue),
-            alpha: 0.5,
-            bias: Some(w_scales),
-            scales,
-        };
+        let bias = Some(w_scales);
+        let operands = Operands { alpha: 0.5, bias, scales, ..Operands::new(x_at, w_at, out.ptr(&queue)) };
         assert!(Nvfp4Gemm::supports(&shape, &operands));
         for tiling in Tiling::ALL {
             queue.upload(&vec![0xff; rows * n * 4], out.ptr(&queue)).unwrap();

@@ -58,8 +58,7 @@ impl Product {
             return Ok(());
         }
         let (shape, [x, w]) = (self.shape(), [self.x.at, self.w.at]);
-        let operands =
-            Operands { w, x, add: self.add, out: self.out, alpha: self.alpha, bias: None, scales: None };
+        let operands = Operands { add: self.add, alpha: self.alpha, ..Operands::new(x, w, self.out) };
         let gemm = &cx.shared().gemm;
         if self.k > 0 && gemm.supports(cx, &shape, &operands) {
             match gemm.run(cx, &shape, &operands) {

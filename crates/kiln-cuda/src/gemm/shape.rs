@@ -28,6 +28,12 @@ pub(crate) struct GemmShape {
     pub w_is_k_by_n: bool,
     /// Whether `x` is `[k, rows]` instead of `[rows, k]`.
     pub x_is_k_by_rows: bool,
+    /// Columns of `x` that lie in a packed matrix of their own, on the right of the others; 0 for none.
+    pub right: usize,
+    /// Whether columns of the result are multiplied by a gate before the summand is added.
+    pub gate: bool,
+    /// Whether the result is SwiGLU: `w` has `n` rows for the gates, then `n` for what they gate.
+    pub swiglu: bool,
 }
 
 impl GemmShape {
@@ -49,12 +55,32 @@ impl GemmShape {
             stride_out: 0,
             w_is_k_by_n: false,
             x_is_k_by_rows: false,
+            right: 0,
+            gate: false,
+            swiglu: false,
         }
+    }
+
+    /// The product of which the second half of `w`'s rows is gated by the first, as SwiGLU.
+    pub fn with_swiglu(self) -> GemmShape {
+        let n = self.n / 2;
+        GemmShape { n, ldadd: n, ldo: n, swiglu: true, ..self }
+    }
+
+    /// Whether Kiln's own Hopper kernels alone do all of it.
+    pub fn is_fused(&self) -> bool {
+        self.right > 0 || self.gate || self.swiglu
+    }
+
+    /// Rows of `w`.
+    pub fn w_rows(&self) -> usize {
+        if self.swiglu { 2 * self.n } else { self.n }
     }
 
     /// Whether to time candidate algorithms.
     pub fn is_worth_timing(&self) -> bool {
-        self.rows.saturating_mul(self.n).saturating_mul(self.k).saturating_mul(self.batch) >= WORTH_TIMING
+        self.rows.saturating_mul(self.w_rows()).saturating_mul(self.k).saturating_mul(self.batch)
+            >= WORTH_TIMING
     }
 
     /// Bytes from the first to the last element of the result.
@@ -68,6 +94,10 @@ impl GemmShape {
 pub(crate) struct Operands {
     pub w: DevicePtr,
     pub x: DevicePtr,
+    /// The right columns of `x`, if the shape has some.
+    pub x_right: Option<DevicePtr>,
+    /// Address of an f32 row that is multiplied with the product and its bias.
+    pub gate: Option<DevicePtr>,
     pub add: Option<DevicePtr>,
     pub out: DevicePtr,
     pub alpha: f32,
@@ -75,4 +105,12 @@ pub(crate) struct Operands {
     pub bias: Option<DevicePtr>,
     /// Scales of the rows of the weight and of the activations.
     pub scales: Option<[DevicePtr; 2]>,
+}
+
+impl Operands {
+    /// Those of `x · wᵀ`.
+    pub fn new(x: DevicePtr, w: DevicePtr, out: DevicePtr) -> Operands {
+        let (x_right, gate, add, bias, scales) = (None, None, None, None, None);
+        Operands { w, x, x_right, gate, add, out, alpha: 1.0, bias, scales }
+    }
 }

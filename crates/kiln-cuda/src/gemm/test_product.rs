@@ -31,18 +31,35 @@ pub(super) fn upload(queue: &Queue, bytes: &[u8]) -> DeviceBuffer {
     buffer
 }
 
-/// All tilings of one product: with a bias and a summand in f32, plain in bf16.
+/// What becomes of a product's sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Stored in bf16.
+    Plain,
+    /// With a bias and a summand, in f32.
+    Added,
+    /// With a bias, a gate and a summand, in bf16, of an x of two parts.
+    Gated,
+    /// In bf16.
+    Swiglu,
+}
+
+/// All tilings of one product.
 pub(super) fn check_tilings<T: Copy + Debug>(
     queue: &Queue,
     dtype: DType,
     [x_columns, w_columns]: [bool; 2],
-    out_dtype: DType,
+    end: End,
     tilings: &[T],
     supports: fn(&Queue, &GemmShape, &Operands) -> bool,
     launch: impl Fn(&GemmShape, &Operands, T) -> Result<()>,
 ) {
-    let plain = out_dtype == DType::BF16;
-    let (rows, n, k, batch) = (328, 264, 160, if dtype == DType::BF16 && !w_columns { 2 } else { 1 });
+    let (added, swiglu) = (matches!(end, End::Added | End::Gated), end == End::Swiglu);
+    let single = dtype != DType::BF16 || w_columns || swiglu;
+    let (rows, n, k, batch) = (328, 264, 160, if single { 1 } else { 2 });
+    // Columns of x on the left, and rows of w.
+    let (left, w_rows) = (if end == End::Gated { 64 } else { k }, if swiglu { 2 * n } else { n });
+    let out_dtype = if end == End::Added { DType::F32 } else { DType::BF16 };
     let encode = |i: usize| match dtype {
         DType::BF16 => bf16::from_f32(value(i)).to_le_bytes().to_vec(),
         DType::I8 => vec![(4.0 * value(i)) as i8 as u8],
@@ -56,28 +73,40 @@ pub(super) fn check_tilings<T: Copy + Debug>(
     };
     let all = |count: usize, first: usize| (first..first + count).flat_map(encode).collect::<Vec<u8>>();
     let floats = |count: usize| (0..count).flat_map(|i| value(i + 3).to_le_bytes()).collect::<Vec<u8>>();
-    let (x, w) = (upload(queue, &all(rows * k, 0)), upload(queue, &all(batch * n * k, 5)));
-    let (bias, add) = (upload(queue, &floats(batch * n)), upload(queue, &floats(batch * rows * n)));
-    let scales = [upload(queue, &floats(n)), upload(queue, &floats(rows))];
+    let part = |columns: std::ops::Range<usize>| {
+        (0..rows)
+            .flat_map(|row| columns.clone().map(move |i| row * k + i))
+            .flat_map(encode)
+            .collect::<Vec<u8>>()
+    };
+    let x_right = upload(queue, &part(left..k));
+    let (x, w) = (upload(queue, &part(0..left)), upload(queue, &all(batch * w_rows * k, 5)));
+    let halves = (0..batch * rows * n).flat_map(|i| bf16::from_f32(value(i + 3)).to_le_bytes());
+    let add = if end == End::Gated { halves.collect() } else { floats(batch * rows * n) };
+    let (bias, add) = (upload(queue, &floats(batch * n)), upload(queue, &add));
+    let scales = [upload(queue, &floats(w_rows)), upload(queue, &floats(rows))];
     let out = queue.allocate(batch * rows * n * 4).unwrap().unwrap();
     let shape = GemmShape {
         batch,
-        stride_w: n * k,
+        stride_w: w_rows * k,
         stride_out: rows * n,
-        ldx: if x_columns { rows } else { k },
+        ldx: if x_columns { rows } else { left },
         ldw: if w_columns { n } else { k },
         x_is_k_by_rows: x_columns,
         w_is_k_by_n: w_columns,
-        ..GemmShape::packed([rows, n, k], dtype, out_dtype, !plain)
+        right: k - left,
+        gate: end == End::Gated,
+        swiglu,
+        ..GemmShape::packed([rows, n, k], dtype, out_dtype, added)
     };
     let operands = Operands {
-        w: w.ptr(queue),
-        x: x.ptr(queue),
-        add: (!plain).then(|| add.ptr(queue)),
-        out: out.ptr(queue),
+        x_right: (left < k).then(|| x_right.ptr(queue)),
+        gate: (end == End::Gated).then(|| bias.ptr(queue)),
+        add: added.then(|| add.ptr(queue)),
         alpha: 0.5,
-        bias: (!plain).then(|| bias.ptr(queue)),
+        bias: added.then(|| bias.ptr(queue)),
         scales: (dtype != DType::BF16).then(|| scales.each_ref().map(|scales| scales.ptr(queue))),
+        ..Operands::new(x.ptr(queue), w.ptr(queue), out.ptr(queue))
     };
     assert!(supports(queue, &shape, &operands));
     for &tiling in tilings {
@@ -90,21 +119,30 @@ pub(super) fn check_tilings<T: Copy + Debug>(
             let at = |first: usize, columns: bool, lines: usize, line: usize, i: usize| {
                 decode(first + if columns { i * lines + line } else { line * k + i })
             };
-            let product = |i| at(0, x_columns, rows, row, i) * at(5 + b * n * k, w_columns, n, column, i);
-            let sum: f32 = (0..k).map(product).sum();
-            let scale = if dtype == DType::BF16 { 1.0 } else { value(row + 3) * value(column + 3) };
-            let place = (b * rows + row) * n + column;
-            let added = if plain { 0.0 } else { value(b * n + column + 3) + value(place + 3) };
-            let expected = 0.5 * scale * sum + added;
-            let got = match plain {
-                true => bf16::from_le_bytes([bytes[2 * place], bytes[2 * place + 1]]).to_f32(),
-                false => f32::from_le_bytes(bytes[4 * place..][..4].try_into().unwrap()),
+            let scaled = |column: usize| {
+                let w = 5 + b * w_rows * k;
+                let product = |i| at(0, x_columns, rows, row, i) * at(w, w_columns, n, column, i);
+                let sum: f32 = (0..k).map(product).sum();
+                let scale = if dtype == DType::BF16 { 1.0 } else { value(row + 3) * value(column + 3) };
+                0.5 * scale * sum
             };
-            let relative = if plain { 1.0 / 256.0 } else { 1e-5 };
-            let tolerance = relative * (sum * scale).abs().max(100.0);
+            let (sum, place) = (scaled(column), (b * rows + row) * n + column);
+            let (row_value, summand) = (value(b * n + column + 3), value(place + 3));
+            let expected = match end {
+                End::Plain => sum,
+                End::Added => sum + row_value + summand,
+                End::Gated => (sum + row_value) * row_value + summand,
+                End::Swiglu => sum / (1.0 + (-sum).exp()) * scaled(column + n),
+            };
+            let got = match out_dtype {
+                DType::BF16 => bf16::from_le_bytes([bytes[2 * place], bytes[2 * place + 1]]).to_f32(),
+                _ => f32::from_le_bytes(bytes[4 * place..][..4].try_into().unwrap()),
+            };
+            let relative = if out_dtype == DType::BF16 { 1.0 / 256.0 } else { 1e-5 };
+            let tolerance = relative * expected.abs().max(2.0 * sum.abs()).max(100.0);
             assert!(
                 (got - expected).abs() <= tolerance,
-                "{dtype:?} {tiling:?} {b} {row} {column}: {got} {expected}"
+                "{dtype:?} {end:?} {tiling:?} {b} {row} {column}: {got} {expected}"
             );
         }
     }

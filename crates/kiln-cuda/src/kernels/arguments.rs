@@ -50,7 +50,7 @@ const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() =
 const _: () = assert!(size_of::<GradientArgs>() == 88 && size_of::<LowRankArgs>() == 104);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 128);
-const _: () = assert!(size_of::<HopperGemmArgs>() == 3 * 128 + 128);
+const _: () = assert!(size_of::<HopperGemmArgs>() == 5 * 128 + 192);
 const _: () = assert!(size_of::<MmaGemmArgs>() == 7 * 8 + 6 * 8 + 32);
 const _: () = assert!(size_of::<Nvfp4GemmArgs>() == size_of::<MmaGemmArgs>() + 16);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
@@ -364,10 +364,14 @@ pub(crate) struct HopperConvArgs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HopperGemmArgs {
     pub x: TensorMap,
+    pub x_right: TensorMap,
     pub w: TensorMap,
     /// Of a bf16 result.
     pub out: TensorMap,
+    /// Of a bf16 summand.
+    pub add_bf16: TensorMap,
     pub bias: DevicePtr,
+    pub gate: DevicePtr,
     pub x_scales: DevicePtr,
     pub w_scales: DevicePtr,
     pub add: DevicePtr,
@@ -380,6 +384,7 @@ pub(crate) struct HopperGemmArgs {
     pub rows: i32,
     pub n: i32,
     pub steps: i32,
+    pub left_steps: i32,
     pub tiles_m: i32,
     pub tiles_n: i32,
     pub tiles_all: i32,
@@ -387,6 +392,7 @@ pub(crate) struct HopperGemmArgs {
     pub split_tiles: i32,
     pub steps_per_cluster: i32,
     pub longer_clusters: i32,
+    pub unused: i32,
     pub partials: DevicePtr,
     pub ready: DevicePtr,
 }

@@ -45,23 +45,8 @@ const HOPPER_SCORE_BYTES: usize = 2 << 30;
 fn gemm_shapes(args: &AttentionArgs, dtype: DType, rows: usize) -> [GemmShape; 2] {
     let (keys, dim) = (args.keys as usize, args.head_dim as usize);
     let (width, kv_width) = (args.heads as usize * dim, args.kv_heads as usize * dim);
-    let scores = GemmShape {
-        rows,
-        k: dim,
-        n: keys,
-        ldx: width,
-        ldw: kv_width,
-        ldadd: keys,
-        ldo: keys,
-        dtype,
-        out_dtype: DType::F32,
-        add: false,
-        batch: 1,
-        stride_w: 0,
-        stride_out: 0,
-        w_is_k_by_n: false,
-        x_is_k_by_rows: false,
-    };
+    let packed = GemmShape::packed([rows, keys, dim], dtype, DType::F32, false);
+    let scores = GemmShape { ldx: width, ldw: kv_width, ..packed };
     let values = GemmShape {
         k: keys,
         n: dim,
@@ -79,15 +64,7 @@ fn gemm_shapes(args: &AttentionArgs, dtype: DType, rows: usize) -> [GemmShape; 2
 pub(super) fn supports(cx: &Context, args: &AttentionArgs, dtype: DType) -> bool {
     let whole = [args.q, args.k, args.v].iter().all(|s| s.count == 1);
     let large = args.head_dim >= 256 && args.keys >= MIN_KEYS && args.mask == 0;
-    let operands = Operands {
-        w: args.k.start[0],
-        x: args.q.start[0],
-        add: None,
-        out: args.out,
-        alpha: 1.0,
-        bias: None,
-        scales: None,
-    };
+    let operands = Operands::new(args.q.start[0], args.k.start[0], args.out);
     whole
         && large
         && args.lse == 0
@@ -146,13 +123,8 @@ fn run_hopper(cx: &Context, args: &AttentionArgs) -> Result<()> {
             let parameters = AttentionWideScores { args: score_args };
             cx.launch(ATTENTION_WIDE_SCORES, [blocks, 1], HOPPER_THREADS, shared, &parameters)?;
             let value_operands = Operands {
-                w: args.v.start[0] + kv_column,
-                x: scores.ptr(cx),
-                add: None,
-                out: args.out + at,
-                alpha: 1.0,
-                bias: None,
                 scales: Some([0, inverse_sums.ptr(cx)]),
+                ..Operands::new(scores.ptr(cx), args.v.start[0] + kv_column, args.out + at)
             };
             let [_, value_shape] = gemm_shapes(args, DType::BF16, rows);
             cx.check(cx.shared().gemm.run(cx, &value_shape, &value_operands))?;
@@ -182,25 +154,15 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs, dtype: DType) -> Result<()
             let at = column(head + first * args.heads as usize);
             let [score_shape, value_shape] = gemm_shapes(args, dtype, rows);
             let score_operands = Operands {
-                w: args.k.start[0] + kv_column,
-                x: args.q.start[0] + at,
-                add: None,
-                out: scores.ptr(cx),
                 alpha: args.scale,
-                bias: None,
-                scales: None,
+                ..Operands::new(args.q.start[0] + at, args.k.start[0] + kv_column, scores.ptr(cx))
             };
             cx.check(gemm.run(cx, &score_shape, &score_operands))?;
             let parameters =
                 SoftmaxRows { x: scores.ptr(cx), out: probabilities.ptr(cx), n: int("attention", keys)? };
             cx.launch(SOFTMAX_ROWS.of(dtype), [rows, 1], 256, 0, &parameters)?;
-            let value_operands = Operands {
-                w: args.v.start[0] + kv_column,
-                x: probabilities.ptr(cx),
-                out: args.out + at,
-                alpha: 1.0,
-                ..score_operands
-            };
+            let value_operands =
+                Operands::new(probabilities.ptr(cx), args.v.start[0] + kv_column, args.out + at);
             cx.check(gemm.run(cx, &value_shape, &value_operands))?;
         }
     }

@@ -88,20 +88,32 @@ fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: BinaryOp, s: f32) -> 
 }
 
 pub(crate) fn swiglu(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
-    left_and_swiglu(cx, None, x)
+    let out = CudaTensor::new(cx, shapes::swiglu(x)?, x.dtype())?;
+    swiglu_into(cx, x, &out)?;
+    Ok(out)
 }
 
 pub(crate) fn concat_swiglu(cx: &Context, left: &CudaTensor, x: &CudaTensor) -> Result<CudaTensor> {
     kiln_ops::training::shapes::concat_swiglu(left, x)?;
-    left_and_swiglu(cx, Some(left), x)
+    let (shape, left_cols) = (shapes::swiglu(x)?, left.shape().last());
+    let out = CudaTensor::new(cx, [shape.rows(), left_cols + shape.last()], x.dtype())?;
+    launch_swiglu(cx, (left.ptr(cx), left_cols), x, &out)?;
+    Ok(out)
 }
 
-/// Concatenates `left`, if given, and SwiGLU of `x` by columns.
-pub(super) fn left_and_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
-    let shape = shapes::swiglu(x)?;
-    let (rows, cols) = (shape.rows(), shape.last());
-    let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
-    let out = CudaTensor::new(cx, [rows, left_cols + cols], x.dtype())?;
+/// Computes SwiGLU of `x` into a tensor of its shape.
+pub(super) fn swiglu_into(cx: &Context, x: &CudaTensor, out: &CudaTensor) -> Result<()> {
+    launch_swiglu(cx, (0, 0), x, out)
+}
+
+/// Concatenates `left`, an address and a width, and SwiGLU of `x` by columns.
+fn launch_swiglu(
+    cx: &Context,
+    (left, left_cols): (DevicePtr, usize),
+    x: &CudaTensor,
+    out: &CudaTensor,
+) -> Result<()> {
+    let (rows, cols) = (out.shape().rows(), out.shape().last() - left_cols);
     let kernel = SWIGLU.of(x.dtype());
     let chunks = left_cols.div_ceil(8) + cols.div_ceil(8);
     let parameters = Swiglu {
@@ -112,8 +124,7 @@ pub(super) fn left_and_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaT
         rows: rows as i64,
         cols: int("swiglu", cols)?,
     };
-    cx.launch(kernel, row_grid(rows, 8 * chunks), THREADS, 0, &parameters)?;
-    Ok(out)
+    cx.launch(kernel, row_grid(rows, 8 * chunks), THREADS, 0, &parameters)
 }
 
 pub(crate) fn blend_rows(

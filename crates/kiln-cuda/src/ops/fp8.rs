@@ -1,19 +1,18 @@
 //! Products with fp8 weights: quantization of activations, cuBLASLt, and the fallback kernel.
 //!
-//! Outputs of modulated norms and of SwiGLU are quantized by the kernel that computes them. SwiGLU's kernel also
-//! concatenates the attention output, so that the output projection of a single block is one product.
+//! Outputs of modulated norms are quantized by the kernel that computes them. Two inputs are quantized as one, so that the output
+//! projection of a single block is one product.
 
 use std::ops::Range;
 
-use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
+use kiln_ops::{Result, RowGroups, Tensor as _};
 use kiln_tensor::DType;
 
 use super::grid::THREADS;
 use super::movement::{Concatenated, concat_columns};
 use super::norm::{ADA_LAYER_NORM_FP8, AdaLayerNormFp8, ROW_THREADS};
 use super::quantize_fp8::{
-    GEMM_FP8, GemmFp8, QUANTIZE_GRADIENT_FP8, QUANTIZE_SWIGLU_FP8, QuantizeGradientFp8, QuantizeSwigluFp8,
-    RESCALE_FP8, RescaleFp8, quantize_rows, quantize_threads,
+    GEMM_FP8, GemmFp8, QUANTIZE_GRADIENT_FP8, QuantizeGradientFp8, RESCALE_FP8, RescaleFp8, quantize_rows,
 };
 use crate::context::{Context, int};
 use crate::error;
@@ -50,32 +49,6 @@ impl Fp8Operand {
         let operand = Fp8Operand::allocate(cx, rows, w)?;
         let to = [operand.bytes.ptr(cx), operand.scales.ptr(cx)];
         quantize_rows(cx, dtype, ptrs, widths, rows, to, w.depth)?;
-        Ok(operand)
-    }
-
-    /// Quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
-    pub fn from_swiglu(
-        cx: &Context,
-        left: Option<&CudaTensor>,
-        x: &CudaTensor,
-        w: &QuantizedMatrix,
-    ) -> Result<Fp8Operand> {
-        let shape = shapes::swiglu(x)?;
-        let (rows, cols) = (shape.rows(), shape.last());
-        let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
-        let operand = Fp8Operand::allocate(cx, rows, w)?;
-        let kernel = QUANTIZE_SWIGLU_FP8.of(x.dtype());
-        let size = |n: usize| int("linear", n);
-        let parameters = QuantizeSwigluFp8 {
-            x: left,
-            x_cols: size(left_cols)?,
-            y: x.ptr(cx),
-            y_cols: size(cols)?,
-            q: operand.bytes.ptr(cx),
-            scales: operand.scales.ptr(cx),
-            padded: size(w.depth)?,
-        };
-        cx.launch(kernel, [rows, 1], quantize_threads(w.depth), 0, &parameters)?;
         Ok(operand)
     }
 
@@ -172,6 +145,18 @@ impl Fp8Operand {
         }
     }
 
+    /// The product with some rows of the weight that ends with SwiGLU, in bf16: the first half gates the second.
+    pub fn swiglu_product(
+        &self,
+        cx: &Context,
+        w: &QuantizedMatrix,
+        outputs: &Range<usize>,
+        out: DevicePtr,
+    ) -> (GemmShape, Operands) {
+        let (shape, operands) = self.product(cx, w, outputs, None, out, DType::BF16);
+        (shape.with_swiglu(), operands)
+    }
+
     /// The product with some rows of the weight: its shape and its operands.
     fn product(
         &self,
@@ -185,7 +170,7 @@ impl Fp8Operand {
         let (n, [at, scales]) = (outputs.len(), w.ptr(cx, outputs.start));
         let shape = GemmShape::packed([self.rows, n, w.depth], DType::F8E4M3, dtype, add.is_some());
         let scales = Some([scales, self.scales.ptr(cx)]);
-        (shape, Operands { w: at, x: self.bytes.ptr(cx), add, out, alpha: 1.0, bias: None, scales })
+        (shape, Operands { add, scales, ..Operands::new(self.bytes.ptr(cx), at, out) })
     }
 
     /// Multiplies with some rows of the weight.

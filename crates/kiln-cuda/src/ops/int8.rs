@@ -1,10 +1,10 @@
 //! Products with int8 weights: rotation and quantization of activations, and the fallback kernel.
 //!
-//! As in `fp8`, outputs of modulated norms and of SwiGLU are quantized by the kernel that computes them.
+//! As in `fp8`, outputs of modulated norms are quantized by the kernel that computes them.
 
 use std::ops::Range;
 
-use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
+use kiln_ops::{Result, RowGroups, Tensor as _};
 use kiln_tensor::DType;
 
 use super::grid::THREADS;
@@ -22,7 +22,7 @@ kernels! {
     "int8" {
         QuantizeInt8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr,
             scales: DevicePtr, padded: i32, group: i32):
-            QUANTIZE_INT8 = "quantize_int8" by dtype, QUANTIZE_SWIGLU_INT8 = "quantize_swiglu_int8" by dtype;
+            QUANTIZE_INT8 = "quantize_int8" by dtype;
         DequantizeInt8(q: DevicePtr, scales: DevicePtr, out: DevicePtr, cols: i32, padded: i32, group: i32):
             DEQUANTIZE_INT8 = "dequantize_int8" by dtype;
         GemmInt8(q: DevicePtr, q_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, bias: DevicePtr,
@@ -64,22 +64,6 @@ impl Int8Operand {
         let operand = Int8Operand::allocate(cx, rows, w)?;
         let parameters = operand.quantize(cx, ptrs, widths, w)?;
         cx.launch(QUANTIZE_INT8.of(dtype), [rows, 1], quantize_threads(w.depth), 0, &parameters)?;
-        Ok(operand)
-    }
-
-    /// Rotates and quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
-    pub fn from_swiglu(
-        cx: &Context,
-        left: Option<&CudaTensor>,
-        x: &CudaTensor,
-        w: &QuantizedMatrix,
-    ) -> Result<Int8Operand> {
-        let shape = shapes::swiglu(x)?;
-        let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
-        let operand = Int8Operand::allocate(cx, shape.rows(), w)?;
-        let parameters = operand.quantize(cx, [left, x.ptr(cx)], [left_cols, shape.last()], w)?;
-        let kernel = QUANTIZE_SWIGLU_INT8.of(x.dtype());
-        cx.launch(kernel, [operand.rows, 1], quantize_threads(w.depth), 0, &parameters)?;
         Ok(operand)
     }
 
@@ -132,6 +116,35 @@ impl Int8Operand {
         Ok(operand)
     }
 
+    /// The product with some rows of the weight: its shape and its operands.
+    fn product(
+        &self,
+        cx: &Context,
+        w: &QuantizedMatrix,
+        outputs: &Range<usize>,
+        [bias, add, out]: [Option<DevicePtr>; 3],
+        dtype: DType,
+    ) -> (GemmShape, Operands) {
+        let [at, scales] = w.ptr(cx, outputs.start);
+        let size = [self.rows, outputs.len(), w.depth];
+        let shape = GemmShape::packed(size, DType::I8, dtype, add.is_some());
+        let scales = Some([scales, self.scales.ptr(cx)]);
+        let plain = Operands::new(self.values.ptr(cx), at, out.unwrap_or(0));
+        (shape, Operands { add, bias, scales, ..plain })
+    }
+
+    /// The product with some rows of the weight that ends with SwiGLU, in bf16: the first half gates the second.
+    pub fn swiglu_product(
+        &self,
+        cx: &Context,
+        w: &QuantizedMatrix,
+        outputs: &Range<usize>,
+        out: DevicePtr,
+    ) -> (GemmShape, Operands) {
+        let (shape, operands) = self.product(cx, w, outputs, [None, None, Some(out)], DType::BF16);
+        (shape.with_swiglu(), operands)
+    }
+
     /// Multiplies with some rows of the weight. Takes the addresses of the bias, the summand and the result.
     pub fn gemm(
         &self,
@@ -146,16 +159,7 @@ impl Int8Operand {
         if self.rows == 0 || n == 0 {
             return Ok(());
         }
-        let shape = GemmShape::packed([self.rows, n, w.depth], DType::I8, dtype, add.is_some());
-        let operands = Operands {
-            w: at,
-            x: self.values.ptr(cx),
-            add,
-            out: out.unwrap_or(0),
-            alpha: 1.0,
-            bias,
-            scales: Some([scales, self.scales.ptr(cx)]),
-        };
+        let (shape, operands) = self.product(cx, w, outputs, [bias, add, out], dtype);
         if cx.shared().gemm.supports(cx, &shape, &operands) {
             return cx.check(cx.shared().gemm.run(cx, &shape, &operands)).map(drop);
         }

@@ -1,18 +1,20 @@
-//! Linear layers: products with dense, int8, fp8 and nvfp4 weights, LoRA updates, and the fused epilogue (`epilogue.cu`).
+//! Linear layers: products with dense, int8, fp8 and nvfp4 weights, LoRA updates, and what follows them: the fused epilogue
+//! (`epilogue.cu`) and SwiGLU, where they are not part of the product.
 
 use std::ops::Range;
 
 use kiln_ops::{Error, Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::elementwise::left_and_swiglu;
+use super::elementwise::swiglu_into;
 use super::fp8::Fp8Operand;
 use super::grid::{THREADS, row_grid};
 use super::int8::Int8Operand;
 use super::norm::{ada_layer_norm, fits_registers};
 use super::nvfp4::Nvfp4Operand;
 use crate::context::{Context, int};
-use crate::gemm::Gemm;
+use crate::error;
+use crate::gemm::{Gemm, GemmShape, Operands};
 use crate::kernels::kernels;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
@@ -56,8 +58,34 @@ pub(crate) fn ada_linear_split<const N: usize>(
     w: &CudaWeight,
     widths: [usize; N],
 ) -> Result<[CudaTensor; N]> {
-    let [rows, _] = shapes::ada_linear_split(x, modulation, groups, w.size(), &widths)?;
-    let dtype = x.dtype();
+    shapes::ada_linear_split(x, modulation, groups, w.size(), &widths)?;
+    with_ada_layer_norm(cx, x, modulation, groups, eps, w, |call| call.split(widths))
+}
+
+pub(crate) fn ada_linear_swiglu<const N: usize>(
+    cx: &Context,
+    x: &CudaTensor,
+    modulation: [&CudaTensor; 2],
+    groups: &RowGroups,
+    eps: f32,
+    w: &CudaWeight,
+    widths: [usize; N],
+) -> Result<[CudaTensor; N]> {
+    shapes::ada_linear_swiglu(x, modulation, groups, w.size(), &widths)?;
+    with_ada_layer_norm(cx, x, modulation, groups, eps, w, |call| call.split_swiglu(widths))
+}
+
+/// Calls a layer on the modulated norm of its input, which the norm's kernel quantizes where it can.
+fn with_ada_layer_norm<R>(
+    cx: &Context,
+    x: &CudaTensor,
+    modulation: [&CudaTensor; 2],
+    groups: &RowGroups,
+    eps: f32,
+    w: &CudaWeight,
+    run: impl FnOnce(LinearCall<'_>) -> Result<R>,
+) -> Result<R> {
+    let (rows, dtype) = (x.shape().rows(), x.dtype());
     let matrix = w.load(cx, dtype)?;
     // LoRA updates need the unquantized input.
     if w.deltas.is_empty() && fits_registers(w.size()[1], &[x, modulation[0], modulation[1]]) {
@@ -72,13 +100,18 @@ pub(crate) fn ada_linear_split<const N: usize>(
             }
         };
         if quantized.is_some() {
-            let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), quantized };
-            return call.split(widths);
+            return run(LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), quantized });
         }
     }
     let normed = ada_layer_norm(cx, x, modulation[0], modulation[1], groups, eps)?;
     let xs = [&normed];
-    LinearCall::with_matrix(cx, &xs, w, matrix)?.split(widths)
+    run(LinearCall::with_matrix(cx, &xs, w, matrix)?)
+}
+
+pub(crate) fn linear_swiglu(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
+    shapes::linear_swiglu(x, w.size())?;
+    let xs = [x];
+    LinearCall::new(cx, &xs, w)?.swiglu_outputs(0..w.size()[0])
 }
 
 pub(crate) fn linear_gated_add(
@@ -90,42 +123,6 @@ pub(crate) fn linear_gated_add(
 ) -> Result<CudaTensor> {
     let shape = shapes::linear_gated_add(xs, w.size(), gate, residual)?;
     LinearCall::new(cx, xs, w)?.gated_add(shape.last(), gate, residual)
-}
-
-pub(crate) fn swiglu_gated_add(
-    cx: &Context,
-    left: Option<&CudaTensor>,
-    gate_up: &CudaTensor,
-    w: &CudaWeight,
-    gate: Option<(&CudaTensor, &RowGroups)>,
-    residual: &CudaTensor,
-) -> Result<CudaTensor> {
-    let [rows, out] = shapes::swiglu_gated_add(left, gate_up, w.size(), gate, residual)?;
-    let dtype = gate_up.dtype();
-    let matrix = w.load(cx, dtype)?;
-    // LoRA updates need the unquantized input.
-    if w.deltas.is_empty() {
-        let quantized = match &*matrix {
-            WeightMatrix::Int8(weight) => {
-                Some(Quantized::Int8(Int8Operand::from_swiglu(cx, left, gate_up, weight)?))
-            }
-            WeightMatrix::Fp8(weight) => {
-                Some(Quantized::Fp8(Fp8Operand::from_swiglu(cx, left, gate_up, weight)?))
-            }
-            WeightMatrix::Nvfp4(weight) => {
-                Some(Quantized::Nvfp4(Nvfp4Operand::from_swiglu(cx, left, gate_up, weight)?))
-            }
-            WeightMatrix::Dense(_) => None,
-        };
-        if quantized.is_some() {
-            let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), quantized };
-            return call.gated_add(out, gate, residual);
-        }
-    }
-    // One product over all columns instead of two accumulated in f32.
-    let x = left_and_swiglu(cx, left, gate_up)?;
-    let xs = [&x];
-    LinearCall::with_matrix(cx, &xs, w, matrix)?.gated_add(out, gate, residual)
 }
 
 /// The outputs of a layer, split into these widths, each added to its tensor of `onto`, whose memory it takes.
@@ -241,6 +238,9 @@ impl<'a> LinearCall<'a> {
             ldo: rows.len(),
             out_dtype: sums_dtype,
             batch: 1,
+            gate: None,
+            right: None,
+            swiglu: false,
         }
     }
 
@@ -349,6 +349,9 @@ impl<'a> LinearCall<'a> {
                 ldo: rows.len(),
                 out_dtype: DType::F32,
                 batch: 1,
+                gate: None,
+                right: None,
+                swiglu: false,
             }
             .run(self.cx)?;
         }
@@ -444,6 +447,48 @@ impl<'a> LinearCall<'a> {
         outputs.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
     }
 
+    /// The same with SwiGLU of the last.
+    fn split_swiglu<const N: usize>(&self, widths: [usize; N]) -> Result<[CudaTensor; N]> {
+        let (mut outputs, mut first_row) = (Vec::with_capacity(N), 0);
+        let (last, others) = widths.split_last().map_or((0, &[][..]), |(last, others)| (*last, others));
+        for run in others.chunk_by(|a, b| a == b) {
+            outputs.extend(self.equal_outputs(first_row, run[0], run.len())?);
+            first_row += run[0] * run.len();
+        }
+        outputs.push(self.swiglu_outputs(first_row..first_row + last)?);
+        outputs.try_into().map_err(|_| Error::Arguments { op: "ada_linear_swiglu", what: "no widths".into() })
+    }
+
+    /// Computes SwiGLU of some of the outputs, of which the first half gates.
+    fn swiglu_outputs(&self, rows: Range<usize>) -> Result<CudaTensor> {
+        let out = CudaTensor::new(self.cx, [self.rows, rows.len() / 2], self.dtype)?;
+        let unfused = || swiglu_into(self.cx, &self.outputs(rows.clone())?, &out);
+        run_fastest(self.cx, self.swiglu_product(&rows, &out)?, unfused)?;
+        Ok(out)
+    }
+
+    /// The product that ends with SwiGLU; `None` if a single one does not do.
+    fn swiglu_product(&self, rows: &Range<usize>, out: &CudaTensor) -> Result<Option<(GemmShape, Operands)>> {
+        let (cx, to) = (self.cx, out.ptr(self.cx));
+        if self.dtype != DType::BF16 || self.w.bias.is_some() || self.has_deltas(rows) {
+            return Ok(None);
+        }
+        Ok(match (&*self.matrix, &self.quantized) {
+            (WeightMatrix::Int8(weight), Some(Quantized::Int8(int8))) => {
+                Some(int8.swiglu_product(cx, weight, rows, to))
+            }
+            (WeightMatrix::Fp8(weight), Some(Quantized::Fp8(fp8))) => {
+                Some(fp8.swiglu_product(cx, weight, rows, to))
+            }
+            (WeightMatrix::Dense(matrix), _) if self.xs.len() == 1 => {
+                let gates = rows.start..rows.start + rows.len() / 2;
+                let gemm = Gemm { swiglu: true, ..self.gemm(matrix, 0, gates, to, self.dtype) };
+                Some(gemm.fused(cx)?)
+            }
+            _ => None,
+        })
+    }
+
     /// Computes all outputs, gated and added to the residual.
     fn gated_add(
         &self,
@@ -452,6 +497,47 @@ impl<'a> LinearCall<'a> {
         residual: &CudaTensor,
     ) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, out_width], self.dtype)?;
+        let product = self.gated_product(gate, residual, &out)?;
+        run_fastest(self.cx, product, || self.gated_add_into(gate, residual, &out))?;
+        Ok(out)
+    }
+
+    /// The product of up to two inputs with a dense weight that gates and adds itself; `None` if a single one does not do, or
+    /// has no gate and needs no special kernel.
+    fn gated_product(
+        &self,
+        gate: Option<(&CudaTensor, &RowGroups)>,
+        residual: &CudaTensor,
+        out: &CudaTensor,
+    ) -> Result<Option<(GemmShape, Operands)>> {
+        let (cx, n) = (self.cx, out.shape().last());
+        let WeightMatrix::Dense(matrix) = &*self.matrix else { return Ok(None) };
+        let single = gate.is_none_or(|(_, groups)| groups.count() == 1);
+        let special = gate.is_some() || self.xs.len() == 2;
+        if !single || !special || self.xs.len() > 2 || self.has_deltas(&(0..n)) {
+            return Ok(None);
+        }
+        let right = self.xs.get(1).map(|x| (x.ptr(cx), x.shape().last()));
+        let left = self.gemm(matrix, 0, 0..n, out.ptr(cx), self.dtype);
+        let gemm = Gemm {
+            k: left.k + right.map_or(0, |(_, width)| width),
+            bias: self.bias(0),
+            add: Some((residual.ptr(cx), n)),
+            gate: gate.map(|(gate, _)| gate.ptr(cx)),
+            right,
+            ..left
+        };
+        gemm.fused(cx).map(Some)
+    }
+
+    /// Computes all outputs, gated and added to the residual, without a kernel of its own for that.
+    fn gated_add_into(
+        &self,
+        gate: Option<(&CudaTensor, &RowGroups)>,
+        residual: &CudaTensor,
+        out: &CudaTensor,
+    ) -> Result<()> {
+        let out_width = out.shape().last();
         let all = 0..out_width;
         let no_deltas = !self.has_deltas(&all);
         let bias = self.bias(0);
@@ -468,7 +554,7 @@ impl<'a> LinearCall<'a> {
         let onto =
             Destination { bias, add: Some(residual.ptr(self.cx)), out: out.ptr(self.cx), dtype: self.dtype };
         if let Some(launched) = matrix.and_then(|matrix| self.launch_with(matrix, &all, onto)) {
-            return launched.map(|()| out);
+            return launched;
         }
         // A single product rounds to the activations' dtype, as the model does; several are accumulated in f32.
         let (sums, sums_dtype) = if no_deltas && (self.quantized.is_some() || self.xs.len() == 1) {
@@ -492,7 +578,7 @@ impl<'a> LinearCall<'a> {
             };
             epilogue.run(self.cx, self.dtype, rows.len(), out_width)?;
         }
-        Ok(out)
+        Ok(())
     }
 
     fn run_epilogue(
@@ -511,6 +597,26 @@ impl<'a> LinearCall<'a> {
             out: out.ptr(self.cx),
         };
         epilogue.run(self.cx, self.dtype, self.rows, out.shape().last())
+    }
+}
+
+/// Runs a fused product, if there is a kernel for it, or `unfused`, which computes the same: whichever takes less time.
+fn run_fastest(
+    cx: &Context,
+    fused: Option<(GemmShape, Operands)>,
+    unfused: impl Fn() -> Result<()>,
+) -> Result<()> {
+    let gemm = &cx.shared().gemm;
+    let Some((shape, operands)) =
+        fused.filter(|(shape, operands)| shape.rows > 0 && shape.n > 0 && gemm.fuses(cx, shape, operands))
+    else {
+        return unfused();
+    };
+    let timed = || unfused().map_err(|e| error::Error::Call { call: "linear", what: e.to_string() });
+    if cx.check(gemm.prefers_fused(cx, &shape, &operands, timed))? {
+        cx.check(gemm.run_fused(cx, &shape, &operands))
+    } else {
+        unfused()
     }
 }
 

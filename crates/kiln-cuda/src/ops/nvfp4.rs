@@ -1,10 +1,8 @@
 //! Products with nvfp4 weights: quantization of activations, and the fallback kernel.
-//!
-//! As in `int8`, SwiGLU is quantized by the kernel that computes it.
 
 use std::ops::Range;
 
-use kiln_ops::{Result, Tensor as _, shapes};
+use kiln_ops::Result;
 use kiln_tensor::DType;
 
 use super::int8::quantize_threads;
@@ -22,7 +20,7 @@ kernels! {
     "nvfp4" {
         QuantizeNvfp4(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr, blocks: DevicePtr,
             scales: DevicePtr, depth: i32, high_first: i32):
-            QUANTIZE_NVFP4 = "quantize_nvfp4" by dtype, QUANTIZE_SWIGLU_NVFP4 = "quantize_swiglu_nvfp4" by dtype;
+            QUANTIZE_NVFP4 = "quantize_nvfp4" by dtype;
         GemmNvfp4(x: DevicePtr, x_blocks: DevicePtr, x_scales: DevicePtr, w: DevicePtr, w_blocks: DevicePtr,
             w_scales: DevicePtr, bias: DevicePtr, add: DevicePtr, out: DevicePtr, rows: i32, n: i32, depth: i32):
             GEMM_NVFP4 = "gemm_nvfp4" by dtype;
@@ -48,22 +46,6 @@ impl Nvfp4Operand {
         let parameters = operand.quantize(cx, ptrs, widths, w)?;
         let threads = quantize_threads(2 * w.depth);
         cx.launch(QUANTIZE_NVFP4.of(dtype), [rows, 1], threads, 0, &parameters)?;
-        Ok(operand)
-    }
-
-    /// Quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
-    pub fn from_swiglu(
-        cx: &Context,
-        left: Option<&CudaTensor>,
-        x: &CudaTensor,
-        w: &Nvfp4Matrix,
-    ) -> Result<Nvfp4Operand> {
-        let shape = shapes::swiglu(x)?;
-        let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
-        let operand = Nvfp4Operand::allocate(cx, shape.rows(), w)?;
-        let parameters = operand.quantize(cx, [left, x.ptr(cx)], [left_cols, shape.last()], w)?;
-        let kernel = QUANTIZE_SWIGLU_NVFP4.of(x.dtype());
-        cx.launch(kernel, [operand.rows, 1], quantize_threads(2 * w.depth), 0, &parameters)?;
         Ok(operand)
     }
 
@@ -111,8 +93,8 @@ impl Nvfp4Operand {
         let [w_at, w_blocks, w_scales] = w.ptr(cx, outputs.start);
         let shape = Nvfp4Gemm::shape([self.rows, n, w.depth], dtype, add.is_some());
         let out = out.unwrap_or(0);
-        let operands =
-            Operands { w: w_at, x, add, out, alpha: 1.0, bias, scales: Some([w_scales, x_scales]) };
+        let scales = Some([w_scales, x_scales]);
+        let operands = Operands { add, bias, scales, ..Operands::new(x, w_at, out) };
         if Nvfp4Gemm::supports(&shape, &operands) {
             return cx.check(cx.shared().nvfp4.run(cx, &shape, &operands, [x_blocks, w_blocks]));
         }

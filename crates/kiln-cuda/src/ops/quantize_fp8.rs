@@ -12,9 +12,6 @@ kernels! {
         QuantizeFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr,
             scales: DevicePtr, padded: i32):
             QUANTIZE_FP8 = "quantize_fp8" by dtype;
-        QuantizeSwigluFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr,
-            scales: DevicePtr, padded: i32):
-            QUANTIZE_SWIGLU_FP8 = "quantize_swiglu_fp8" by dtype;
         QuantizeGradientFp8(args: GradientArgs):
             QUANTIZE_GRADIENT_FP8 = "quantize_gradient_fp8" by dtype;
         TransposeFp8(x: DevicePtr, out: DevicePtr, scales: DevicePtr, rows: i32, cols: i32, depth: i32,

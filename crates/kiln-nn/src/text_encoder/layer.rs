@@ -84,7 +84,7 @@ impl<B: Backend> Layer<B> {
     /// The MLP, added to its input `x`.
     pub fn mlp(&self, b: &B, x: &B::Tensor) -> Result<B::Tensor> {
         let h = b.rms_norm(x, &self.post_attention_layernorm, self.eps)?;
-        let h = b.linear(&h, &self.gate_up)?;
-        Ok(b.swiglu_gated_add(None, &h, &self.down_proj, None, x)?)
+        let h = b.linear_swiglu(&h, &self.gate_up)?;
+        Ok(b.linear_gated_add(&[&h], &self.down_proj, None, x)?)
     }
 }

@@ -155,7 +155,7 @@ impl<B: Backend> Stream<B> {
         let x = b.linear_gated_add(&[attended], &self.to_out, Some((&m.attn.gate, &m.groups)), &x)?;
         let modulation = [&m.mlp.scale, &m.mlp.shift];
         let width = [self.mlp_width];
-        let [gate_up] = b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.linear_in, width)?;
-        Ok(b.swiglu_gated_add(None, &gate_up, &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
+        let [mlp] = b.ada_linear_swiglu(&x, modulation, &m.groups, self.eps, &self.linear_in, width)?;
+        Ok(b.linear_gated_add(&[&mlp], &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
     }
 }

@@ -56,13 +56,13 @@ impl<B: Backend> SingleBlock<B> {
         attention: &mut BatchAttention<'_, B>,
     ) -> Result<B::Tensor> {
         let modulation = [&m.block.scale, &m.block.shift];
-        let [mut q, mut k, v, gate_up] =
-            b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
+        let [mut q, mut k, v, mlp] =
+            b.ada_linear_swiglu(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
         [q, k] = b.qk_norm_rope([&q, &k], Some([&self.norm_q, &self.norm_k]), rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;
         // Frees their memory for what follows.
         drop([q, k, v]);
         let gate = Some((&m.block.gate, &m.groups));
-        Ok(b.swiglu_gated_add(Some(&attended), &gate_up, &self.to_out, gate, &x)?)
+        Ok(b.linear_gated_add(&[&attended, &mlp], &self.to_out, gate, &x)?)
     }
 }

@@ -133,7 +133,7 @@ impl<B: Backend> Layer<B> {
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.o_proj, None, x)?;
         let h = b.rms_norm(&x, &self.ffn_norm, EPS)?;
-        let h = b.linear(&h, &self.gate_up)?;
-        Ok(b.swiglu_gated_add(None, &h, &self.down_proj, None, &x)?)
+        let h = b.linear_swiglu(&h, &self.gate_up)?;
+        Ok(b.linear_gated_add(&[&h], &self.down_proj, None, &x)?)
     }
 }

@@ -3,7 +3,7 @@
 use kiln_tensor::{DType, LinearError, LoraDelta, Shape};
 
 use super::check::Op;
-use super::{ada_layer_norm, column_blocks, swiglu};
+use super::{ada_layer_norm, column_blocks, halves};
 #[cfg(doc)]
 use crate::Backend;
 use crate::{Result, RowGroups, Tensor};
@@ -72,31 +72,21 @@ pub fn linear_gated_add<T: Tensor>(
     Ok([rows, out].into())
 }
 
-/// [`Backend::swiglu_gated_add`] with a weight of shape `[out, in]`. Returns rows and columns of the result.
-pub fn swiglu_gated_add<T: Tensor>(
-    attn: Option<&T>,
-    gate_up: &T,
+/// [`Backend::linear_swiglu`] with a weight of shape `[out, in]`.
+pub fn linear_swiglu(x: &impl Tensor, weight: [usize; 2]) -> Result<Shape> {
+    halves(&linear(x, weight)?)
+}
+
+/// [`Backend::ada_linear_swiglu`] with a weight of shape `[out, in]`.
+pub fn ada_linear_swiglu<T: Tensor, const N: usize>(
+    x: &T,
+    modulation: [&T; 2],
+    groups: &RowGroups,
     weight: [usize; 2],
-    gate: Option<(&T, &RowGroups)>,
-    residual: &T,
-) -> Result<[usize; 2]> {
-    let op = Op("swiglu_gated_add");
-    let [rows, width] = op.matrix("gate_up", &swiglu(gate_up)?)?;
-    let mut cols = width;
-    if let Some(attn) = attn {
-        op.same_dtype("attn", attn, gate_up.dtype())?;
-        let [attn_rows, attn_cols] = op.matrix("attn", attn.shape())?;
-        if attn_rows != rows {
-            return op.fail(format!("attn has {attn_rows} rows, expected {rows}"));
-        }
-        cols += attn_cols;
-    }
-    let [out, expected] = weight;
-    if cols != expected {
-        return op.fail(format!("the inputs have {cols} columns in total, expected {expected}"));
-    }
-    check_gated_add(op, [rows, out], gate, residual, gate_up.dtype())?;
-    Ok([rows, out])
+    widths: &[usize; N],
+) -> Result<()> {
+    let [rows, _] = ada_linear_split(x, modulation, groups, weight, widths)?;
+    widths.last().map_or(Ok(()), |&last| halves(&[rows, last].into()).map(drop))
 }
 
 /// Checks the residual and the gate of a product of shape `[rows, out]`.

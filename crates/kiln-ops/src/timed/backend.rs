@@ -88,11 +88,16 @@ macro_rules! measured {
         let call = |b: &B| b.linear_gated_add($xs, &$w.inner, $gate, $residual);
         $self.measure("linear_gated_add", call, |y| linear_cost($xs, $w, others, y))
     }};
-    ($self:ident, swiglu_gated_add($attn:ident, $gate_up:ident, $w:ident, $gate:ident, $residual:ident)) => {{
-        let xs: Vec<_> = $attn.into_iter().chain([$gate_up]).collect();
-        let others = bytes($gate.map(|(gate, _)| gate)) + bytes([$residual]);
-        let call = |b: &B| b.swiglu_gated_add($attn, $gate_up, &$w.inner, $gate, $residual);
-        $self.measure("swiglu_gated_add", call, |y| linear_cost(&xs, $w, others, y))
+    ($self:ident, linear_swiglu($x:ident, $w:ident)) => {
+        $self.measure("linear_swiglu", |b| b.linear_swiglu($x, &$w.inner), |y| {
+            linear_cost(&[$x], $w, 0, y)
+        })
+    };
+    ($self:ident, ada_linear_swiglu(
+        $x:ident, $modulation:ident, $groups:ident, $eps:ident, $w:ident, $widths:ident
+    )) => {{
+        let call = |b: &B| b.ada_linear_swiglu($x, $modulation, $groups, $eps, &$w.inner, $widths);
+        $self.measure("ada_linear_swiglu", call, |ys| linear_cost(&[$x], $w, bytes($modulation), ys))
     }};
     ($self:ident, ada_linear_split(
         $x:ident, $modulation:ident, $groups:ident, $eps:ident, $w:ident, $widths:ident

@@ -126,7 +126,7 @@ fn wrong_formulas_are_detected() {
             &[
                 "linear_split_nvfp4/",
                 "linear_gated_add_nvfp4/",
-                "swiglu_gated_add_nvfp4/",
+                "ada_linear_swiglu_nvfp4/",
                 "ada_linear_split_nvfp4/",
             ],
         );
