@@ -9,6 +9,8 @@ use std::{ops::Range, sync::Arc};
 use crate::Context;
 use crate::element::Scalar;
 use crate::gemm::RowSource;
+#[cfg(target_arch = "aarch64")]
+use crate::gemm::round_row_bf16;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{Bf16Rows, PackedInt8Weight};
 #[cfg(target_arch = "x86_64")]
@@ -212,6 +214,17 @@ impl RowSource for ZeroPadded<'_> {
             Format::Packed => matrix.unpack(s, row, from, out),
             Format::I8 => unreachable!("int8 weights have kernels of their own"),
         }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn read_row_bf16<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [bf16]) {
+        let rows = self.first_row..self.first_row + self.matrix.rows;
+        if self.matrix.format == Format::BF16 && rows.contains(&row) {
+            let bytes = &self.matrix.row(row - self.first_row)[2 * from..][..size_of_val(out)];
+            return bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
+        }
+        round_row_bf16(self, s, row, from, out);
     }
 }
 

@@ -39,6 +39,17 @@ pub fn memory_limit() -> Option<u64> {
     Memory::detect().map(|memory| if memory.available > 0 { memory.available } else { memory.total })
 }
 
+/// Says why this CPU is slow, if it lacks what Kiln's kernels for its architecture need.
+pub fn slow_cpu() -> Option<String> {
+    (kiln_cpu::Isa::best() == kiln_cpu::Isa::Portable).then(|| {
+        let lacks = match std::env::consts::ARCH {
+            "x86_64" => "this CPU has no AVX2, FMA and F16C",
+            _ => "there are no kernels for this CPU",
+        };
+        format!("{lacks}: computing with plain code, several times slower")
+    })
+}
+
 /// The machine's CPU.
 #[derive(Clone, Debug)]
 pub struct Cpu {
@@ -89,7 +100,12 @@ fn features() -> Vec<(&'static str, bool)> {
 #[cfg(target_arch = "aarch64")]
 fn features() -> Vec<(&'static str, bool)> {
     use std::arch::is_aarch64_feature_detected as detected;
-    vec![("neon", detected!("neon")), ("dotprod", detected!("dotprod")), ("bf16", detected!("bf16"))]
+    vec![
+        ("neon", detected!("neon")),
+        ("dotprod", detected!("dotprod")),
+        ("i8mm", detected!("i8mm")),
+        ("bf16", detected!("bf16")),
+    ]
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

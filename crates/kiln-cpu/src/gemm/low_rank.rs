@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{GemmSize, RowSource, Term, multiply, pack_right};
+use super::{GemmSize, PackedFormat, RowSource, Term};
 use crate::Context;
 use crate::simd::KC;
 
@@ -31,7 +31,7 @@ impl<'a, R: RowSource> PackedUpdates<'a, R> {
             for from in (0..term.left.depth).step_by(KC) {
                 let depth = KC.min(term.left.depth - from);
                 let panels = &mut panels[at..][..width * depth];
-                pack_right(cx.level, &term.right, cols.start, from, depth, panels);
+                cx.level.pack_right(&term.right, cols.start, from, depth, panels);
                 at += width * depth;
             }
         }
@@ -45,7 +45,7 @@ impl<'a, R: RowSource> PackedUpdates<'a, R> {
         for term in &self.terms {
             for (_, depth, left) in term.left.blocks(rows.clone()) {
                 let size = GemmSize { rows: rows.len(), panels: count, depth, stride: width };
-                multiply(cx.level, size, left, &panels[at..][..width * depth], sums, true);
+                cx.level.multiply(size, left, &panels[at..][..width * depth], sums, true);
                 at += width * depth;
             }
         }

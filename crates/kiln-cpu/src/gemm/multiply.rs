@@ -2,7 +2,7 @@
 
 use crate::simd::{KC, MicrokernelArgs, Simd, dispatch};
 
-/// The sizes of one [`multiply`].
+/// The sizes of one product of packed operands.
 #[derive(Clone, Copy)]
 pub(crate) struct GemmSize {
     /// Rows of the left operand.
@@ -50,6 +50,6 @@ fn multiply_kernel<S: Simd>(s: S, size: GemmSize, a: &[f32], b: &[f32], c: &mut 
 }
 
 dispatch! {
-    /// Writes (or with `add` adds) to `c` the product of a block of the left operand and panels of the right one.
-    pub(crate) fn multiply(size: GemmSize, a: &[f32], b: &[f32], c: &mut [f32], add: bool) => multiply_kernel;
+    /// [`PackedFormat::multiply`](super::PackedFormat::multiply).
+    pub(super) fn multiply(size: GemmSize, a: &[f32], b: &[f32], c: &mut [f32], add: bool) => multiply_kernel;
 }

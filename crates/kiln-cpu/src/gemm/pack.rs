@@ -1,14 +1,7 @@
-//! Packing of the f32 operands. The left one keeps its rows, in blocks of [`KC`] columns; the right one becomes panels
+//! Packing of operands in f32. The left one keeps its rows, in blocks of [`KC`] columns; the right one becomes panels
 //! of `TILE_COLS` transposed rows.
 
-use std::ops::Range;
-
-use kiln_ops::Result;
-
 use super::RowSource;
-use crate::Context;
-use crate::buffer::Buffer;
-use crate::parallel::DisjointMut;
 use crate::simd::{KC, Simd, dispatch};
 
 #[inline(always)]
@@ -26,8 +19,8 @@ fn pack_left_kernel<S: Simd, R: RowSource>(
 }
 
 dispatch! {
-    /// Packs columns `from..from + depth` of the rows from `first` on, `KC` apart, as many as `out` has room for.
-    pub(crate) fn pack_left<R: RowSource>(
+    /// [`PackedFormat::pack_left`](super::PackedFormat::pack_left).
+    pub(super) fn pack_left<R: RowSource>(
         source: &R, first: usize, from: usize, depth: usize, out: &mut [f32],
     ) => pack_left_kernel;
 }
@@ -70,8 +63,8 @@ fn pack_right_kernel<S: Simd, R: RowSource>(
 }
 
 dispatch! {
-    /// Packs columns `from..from + depth` of the rows from `first` on, as many panels as `out` has room for.
-    pub(crate) fn pack_right<R: RowSource>(
+    /// [`PackedFormat::pack_right`](super::PackedFormat::pack_right).
+    pub(super) fn pack_right<R: RowSource>(
         source: &R, first: usize, from: usize, depth: usize, out: &mut [f32],
     ) => pack_right_kernel;
 }
@@ -97,9 +90,8 @@ fn pack_right_kn_kernel<S: Simd, R: RowSource>(
 }
 
 dispatch! {
-    /// Packs a right operand stored as `[depth, columns]`: `depth` rows from `first` on, columns `from..from + width`,
-    /// as many panels as `out` has room for.
-    pub(crate) fn pack_right_kn<R: RowSource>(
+    /// [`PackedFormat::pack_right_kn`](super::PackedFormat::pack_right_kn).
+    pub(super) fn pack_right_kn<R: RowSource>(
         source: &R, first: usize, from: usize, width: usize, depth: usize, out: &mut [f32],
     ) => pack_right_kn_kernel;
 }
@@ -126,44 +118,4 @@ dispatch! {
     pub(crate) fn widen_rows<R: RowSource>(
         source: &R, width: usize, stride: usize, out: &mut [f32],
     ) => widen_rows_kernel;
-}
-
-/// Packed rows of a left operand: for every block of [`KC`] columns, all rows.
-pub(crate) struct PackedLeft {
-    data: Buffer<f32>,
-    pub rows: Range<usize>,
-    pub depth: usize,
-}
-
-impl PackedLeft {
-    /// Packs `rows` of the source, which have `depth` columns.
-    pub fn new<R: RowSource>(
-        cx: &Context,
-        source: &R,
-        rows: Range<usize>,
-        depth: usize,
-    ) -> Result<PackedLeft> {
-        const PACK_ROWS_PER_TASK: usize = 32;
-        let (blocks, height) = (depth.div_ceil(KC), rows.len());
-        let mut data = cx.buffer(blocks.saturating_mul(height).saturating_mul(KC))?;
-        let out = DisjointMut::new(&mut data);
-        cx.pool.for_each(blocks * height.div_ceil(PACK_ROWS_PER_TASK), |task| {
-            let (block, first) = (task % blocks, task / blocks * PACK_ROWS_PER_TASK);
-            let end = height.min(first + PACK_ROWS_PER_TASK);
-            let from = block * KC;
-            // SAFETY: every task has rows of its own in its block.
-            let out = unsafe { out.slice((block * height + first) * KC..(block * height + end) * KC) };
-            pack_left(cx.level, source, rows.start + first, from, KC.min(depth - from), out);
-        });
-        Ok(PackedLeft { data, rows, depth })
-    }
-
-    /// For each block its first column, its width, and its values for some of the rows.
-    pub fn blocks(&self, rows: Range<usize>) -> impl Iterator<Item = (usize, usize, &[f32])> {
-        (0..self.depth.div_ceil(KC)).map(move |block| {
-            let from = block * KC;
-            let start = (block * self.rows.len() + rows.start - self.rows.start) * KC;
-            (from, KC.min(self.depth - from), &self.data[start..][..rows.len() * KC])
-        })
-    }
 }

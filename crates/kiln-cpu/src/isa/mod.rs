@@ -6,7 +6,7 @@ mod neon;
 mod x86;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use neon::Neon;
+pub(crate) use neon::{Bf16, Dotprod, I8mm, Neon};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Amx, Avx2, Avx512};
 
@@ -22,6 +22,12 @@ pub enum Isa {
     Portable,
     /// 64-bit ARM, which always has NEON.
     Neon,
+    /// [`Isa::Neon`] with dot products of bytes, for int8.
+    NeonDotprod,
+    /// [`Isa::NeonDotprod`] with matrix products of bytes, for int8.
+    NeonI8mm,
+    /// [`Isa::NeonI8mm`] with matrix products of bf16.
+    NeonBf16,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
@@ -32,7 +38,17 @@ pub enum Isa {
 }
 
 impl Isa {
-    const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// All sets that kernels are compiled for, on any machine.
+    pub const ALL: [Isa; 8] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::NeonI8mm,
+        Isa::NeonBf16,
+        Isa::Avx2,
+        Isa::Avx512,
+        Isa::Amx,
+    ];
 
     /// The sets that this machine has, slowest first; never empty.
     ///
@@ -50,7 +66,7 @@ impl Isa {
 
     /// Whether it has instructions for products of bf16, which makes them much faster than those of f32.
     pub const fn multiplies_bf16(self) -> bool {
-        matches!(self, Isa::Amx)
+        matches!(self, Isa::Amx | Isa::NeonBf16)
     }
 
     /// The name used in messages and on the command line.
@@ -58,6 +74,9 @@ impl Isa {
         match self {
             Isa::Portable => "portable",
             Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
+            Isa::NeonBf16 => "neon-bf16",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -77,7 +96,10 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Isa> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| Error::Device {
             backend: "cpu".into(),
-            what: format!("unknown instruction set `{name}`, expected portable, neon, avx2, avx512 or amx"),
+            what: format!(
+                "unknown instruction set `{name}`, expected {}",
+                Isa::ALL.map(Isa::name).join(", ")
+            ),
         })
     }
 }
@@ -101,9 +123,11 @@ impl Level {
         match isa {
             Isa::Portable => Some(Level::Portable),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => Neon::detect().map(Level::Neon),
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16 => {
+                Neon::detect(isa).map(Level::Neon)
+            }
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::Neon => None,
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16 => None,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::detect().map(Level::Avx2),
             #[cfg(target_arch = "x86_64")]
@@ -115,11 +139,20 @@ impl Level {
         }
     }
 
+    /// The matrix instructions for bf16 in vectors, if it has them.
+    #[cfg(target_arch = "aarch64")]
+    pub fn bf16(self) -> Option<Bf16> {
+        match self {
+            Level::Neon(neon) => neon.bf16(),
+            Level::Portable => None,
+        }
+    }
+
     pub fn isa(self) -> Isa {
         match self {
             Level::Portable => Isa::Portable,
             #[cfg(target_arch = "aarch64")]
-            Level::Neon(_) => Isa::Neon,
+            Level::Neon(neon) => neon.isa(),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
@@ -142,7 +175,8 @@ mod tests {
         let refused = "sse9".parse::<Isa>().unwrap_err().to_string();
         assert_eq!(
             refused,
-            "cpu: unknown instruction set `sse9`, expected portable, neon, avx2, avx512 or amx"
+            "cpu: unknown instruction set `sse9`, expected portable, neon, neon-dotprod, neon-i8mm, neon-bf16, \
+             avx2, avx512, amx"
         );
     }
 

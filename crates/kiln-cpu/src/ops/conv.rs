@@ -2,9 +2,11 @@
 //! product and never stored as a whole.
 
 use kiln_ops::{ConvGeometry, Result, shapes};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use kiln_tensor::DType;
 use kiln_tensor::Shape;
 #[cfg(target_arch = "x86_64")]
-use kiln_tensor::{DType, bf16};
+use kiln_tensor::bf16;
 
 use super::epilogue::{FusedEpilogue, OutputColumns};
 use super::movement::image_dims;
@@ -14,9 +16,8 @@ use crate::element::{Scalar, convert};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{Bf16Rows, TiledOperand, amx_conv_gemm};
 use crate::gemm::{
-    Block, BlockGrid, Epilogue, GemmSize, RowSource, SMALL_N, ScratchSizes, SmallNOperands, SumBlock,
-    gemm_small_n, multiply, pack_left, pack_right, padded_depth, run_epilogue, small_n_scratch_len,
-    widen_rows,
+    Block, BlockGrid, Epilogue, GemmSize, PackedFormat, RowSource, SMALL_N, ScratchSizes, SmallNOperands,
+    SumBlock, gemm_small_n, padded_depth, run_epilogue, small_n_scratch_len, widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
@@ -81,44 +82,48 @@ fn multiply_patches<T: TensorElement>(
         return amx_conv_gemm(cx, amx, &patches, pixels, &kernel, epilogue);
     }
     if out_channels <= SMALL_N {
-        conv_small_n(cx, patches, conv, pixels, epilogue)
-    } else {
-        conv_f32(cx, patches, conv, pixels, epilogue)
+        return conv_small_n(cx, patches, conv, pixels, epilogue);
     }
+    #[cfg(target_arch = "aarch64")]
+    if let (Some(bf16), DType::BF16) = (cx.level.bf16(), T::DTYPE) {
+        return conv_packed(cx, bf16, patches, conv, pixels, epilogue);
+    }
+    conv_packed(cx, cx.level, patches, conv, pixels, epilogue)
 }
 
 /// Maximum rows of a strip.
 const MAX_STRIP_ROWS: usize = 512;
 
-/// The blocked product in f32: strips of pixels with enough rows to pay for reading the kernel, and few enough that
-/// their sums stay in the L2 cache.
-fn conv_f32(
+/// The blocked product with operands packed in this format: strips of pixels with enough rows to pay for reading the kernel,
+/// and few enough that their sums stay in the L2 cache.
+fn conv_packed<P: PackedFormat>(
     cx: &Context,
+    format: P,
     patches: &impl RowSource,
     conv: &CpuConv,
     pixels: usize,
     epilogue: &impl Epilogue,
 ) -> Result<()> {
-    let panels = pack_kernel(cx, conv)?;
+    let panels = pack_kernel(cx, format, conv)?;
     let (cols, depth) = (conv.kernel.rows, conv.kernel.cols);
-    let count = cols.div_ceil(cx.level.tile_cols());
-    let stride = count * cx.level.tile_cols();
-    let (threads, tile_rows) = (cx.pool.threads(), cx.level.tile_rows());
+    let count = cols.div_ceil(format.tile_cols());
+    let stride = count * format.tile_cols();
+    let (threads, tile_rows) = (cx.pool.threads(), format.tile_rows());
     let grid = BlockGrid::row_strips(threads, [pixels, cols], stride, tile_rows, MAX_STRIP_ROWS);
     let scratch = ScratchSizes {
-        packed: grid.block_rows * KC * size_of::<f32>(),
+        packed: grid.block_rows * KC * size_of::<P::Element>(),
         sums: grid.block_rows * stride,
         ..ScratchSizes::default()
     };
     grid.run(cx, scratch, |task, scratch| {
         let Block { rows, cols } = task.block;
-        let left: &mut [f32] = bytemuck::cast_slice_mut(&mut scratch.packed);
+        let left: &mut [P::Element] = bytemuck::cast_slice_mut(&mut scratch.packed);
         for from in (0..depth).step_by(KC) {
             let kc = KC.min(depth - from);
-            pack_left(cx.level, patches, rows.start, from, kc, &mut left[..rows.len() * KC]);
+            format.pack_left(patches, rows.start, from, kc, &mut left[..rows.len() * KC]);
             let size = GemmSize { rows: rows.len(), panels: count, depth: kc, stride };
-            let right = &panels[from * stride..][..kc * stride];
-            multiply(cx.level, size, left, right, &mut scratch.sums, from > 0);
+            let right = &panels[from * stride..][..format.panels_len(count, kc)];
+            format.multiply(size, left, right, &mut scratch.sums, from > 0);
         }
         run_epilogue(cx.level, epilogue, SumBlock { rows, cols, sums: &scratch.sums, stride });
     })
@@ -153,10 +158,10 @@ fn conv_small_n(
 }
 
 /// Packs the whole kernel as panels, depth block after depth block. At most a few MiB, read again for every strip.
-fn pack_kernel(cx: &Context, conv: &CpuConv) -> Result<Buffer<f32>> {
-    let (depth, cols) = (conv.kernel.cols, cx.level.tile_cols());
+fn pack_kernel<P: PackedFormat>(cx: &Context, format: P, conv: &CpuConv) -> Result<Buffer<P::Element>> {
+    let (depth, cols) = (conv.kernel.cols, format.tile_cols());
     let count = conv.kernel.rows.div_ceil(cols);
-    let mut panels = cx.buffer::<f32>(count * cols * depth)?;
+    let mut panels = cx.buffer::<P::Element>(format.panels_len(count, depth))?;
     let out = DisjointMut::new(&mut panels);
     let kernel = ZeroPadded { matrix: &conv.kernel, first_row: 0 };
     let blocks = depth.div_ceil(KC);
@@ -164,10 +169,10 @@ fn pack_kernel(cx: &Context, conv: &CpuConv) -> Result<Buffer<f32>> {
         let (block, panel) = (task / count, task % count);
         let from = block * KC;
         let kc = KC.min(depth - from);
-        let start = (from * count + panel * kc) * cols;
+        let start = from * count * cols + format.panels_len(panel, kc);
         // SAFETY: every task has a panel of its own.
-        let out = unsafe { out.slice(start..start + cols * kc) };
-        pack_right(cx.level, &kernel, panel * cols, from, kc, out);
+        let out = unsafe { out.slice(start..start + format.panels_len(1, kc)) };
+        format.pack_right(&kernel, panel * cols, from, kc, out);
     });
     Ok(panels)
 }

@@ -6,9 +6,11 @@
 use std::ops::Range;
 
 use kiln_ops::{Error, Result, RowGroups, shapes};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use kiln_tensor::DType;
 use kiln_tensor::Shape;
 #[cfg(target_arch = "x86_64")]
-use kiln_tensor::{DType, bf16};
+use kiln_tensor::bf16;
 
 use super::epilogue::{FusedEpilogue, OutputColumns, ScaleEpilogue};
 use crate::Context;
@@ -16,7 +18,8 @@ use crate::element::{Scalar, convert};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{AmxBf16Gemm, Bf16Rows, TiledOperand};
 use crate::gemm::{
-    Epilogue, GEMV_MAX_ROWS, GemvTerm, MC, PackedLeft, RowSource, Term, gemm_f32, gemm_int8, gemv, widen_rows,
+    Epilogue, GEMV_MAX_ROWS, GemvTerm, MC, Orientation, PackedFormat, PackedGemm, PackedLeft, RowSource,
+    Term, gemm_int8, gemv, widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{Amx, Level};
@@ -136,17 +139,52 @@ fn linear_blocked<T: TensorElement>(
     {
         return linear_amx_bf16(cx, amx, &x, w, epilogue, max_packed);
     }
-    let [out, cols] = w.size();
+    #[cfg(target_arch = "aarch64")]
+    if let (Some(bf16), Format::BF16 | Format::Packed, DType::BF16) =
+        (cx.level.bf16(), w.matrix.format, T::DTYPE)
+    {
+        return linear_packed(cx, bf16, x, w, epilogue, max_packed);
+    }
+    linear_packed(cx, cx.level, x, w, epilogue, max_packed)
+}
+
+/// [`linear_blocked`] with operands packed in this format. The hidden activations of updates stay f32.
+fn linear_packed<T: TensorElement, P: PackedFormat>(
+    cx: &Context,
+    format: P,
+    x: &ColumnConcat<'_, T>,
+    w: &CpuWeight,
+    epilogue: &impl Epilogue,
+    max_packed: usize,
+) -> Result<()> {
+    let [_, cols] = w.size();
     for rows in row_bands(x.rows, cols, max_packed) {
-        let left = PackedLeft::new(cx, x, rows.clone(), cols)?;
+        let left = &PackedLeft::new(cx, format, x, rows.clone(), cols)?;
+        let mut packed = None;
         let hidden = update_hidden(cx, w, rows.clone(), |down, epilogue| {
-            gemm_f32(cx, &[term(&left, down, 0)], rows.clone(), down.rows, epilogue)
+            if P::ROUNDS && down.format != Format::BF16 {
+                let left = pack_once(&mut packed, cx, x, rows.clone(), cols)?;
+                return gemm(cx, cx.level, left, down, &[], epilogue);
+            }
+            gemm(cx, format, left, down, &[], epilogue)
         })?;
-        let mut terms = vec![term(&left, &w.matrix, 0)];
-        terms.extend(update_terms(w, &hidden));
-        gemm_f32(cx, &terms, rows, out, epilogue)?;
+        drop(packed);
+        gemm(cx, format, left, &w.matrix, &update_terms(w, &hidden), epilogue)?;
     }
     Ok(())
+}
+
+/// `left · matrixᵀ` and the updates, for all rows of `left`.
+fn gemm<'a, P: PackedFormat>(
+    cx: &Context,
+    format: P,
+    left: &'a PackedLeft<P>,
+    matrix: &'a StackedMatrix,
+    updates: &[Term<'a, ZeroPadded<'a>>],
+    epilogue: &impl Epilogue,
+) -> Result<()> {
+    let (term, orientation) = (term(left, matrix, 0), Orientation::ColsByDepth);
+    PackedGemm { cx, format, term, orientation, updates }.run(left.rows.clone(), epilogue)
 }
 
 /// The product of an int8 weight, whatever the number of rows. Updates use the activations before quantization.
@@ -163,7 +201,7 @@ fn linear_int8<T: TensorElement>(
         let mut packed = None;
         let hidden = update_hidden(cx, w, rows.clone(), |down, epilogue| {
             let left = pack_once(&mut packed, cx, x, rows.clone(), cols)?;
-            gemm_f32(cx, &[term(left, down, 0)], rows.clone(), down.rows, epilogue)
+            gemm(cx, cx.level, left, down, &[], epilogue)
         })?;
         drop(packed);
         gemm_int8(cx, x, rows, weight, &update_terms(w, &hidden), epilogue)?;
@@ -191,7 +229,7 @@ fn linear_amx_bf16(
                 return AmxBf16Gemm { cx, amx, left, weight: down, updates }.run(epilogue);
             }
             let left = pack_once(&mut packed, cx, x, rows.clone(), cols)?;
-            gemm_f32(cx, &[term(left, down, 0)], rows.clone(), down.rows, epilogue)
+            gemm(cx, cx.level, left, down, &[], epilogue)
         })?;
         drop(packed);
         let updates = &update_terms(w, &hidden)[..];
@@ -214,7 +252,7 @@ fn update_hidden(
         let data = DisjointMut::new(&mut h);
         gemm(&update.down, &ScaleEpilogue { scale: update.scale, width: rank, data })?;
         let h = ColumnConcat { parts: vec![(rank, &h[..])], rows: rows.end };
-        PackedLeft::new(cx, &h, rows.clone(), rank)
+        PackedLeft::new(cx, cx.level, &h, rows.clone(), rank)
     };
     w.updates.iter().map(hidden).collect()
 }
@@ -229,7 +267,7 @@ fn pack_once<'a, T: TensorElement>(
 ) -> Result<&'a PackedLeft> {
     match packed {
         Some(packed) => Ok(packed),
-        None => Ok(packed.insert(PackedLeft::new(cx, x, rows, cols)?)),
+        None => Ok(packed.insert(PackedLeft::new(cx, cx.level, x, rows, cols)?)),
     }
 }
 
@@ -240,7 +278,11 @@ fn update_terms<'a>(w: &'a CpuWeight, hidden: &'a [PackedLeft]) -> Vec<Term<'a, 
 }
 
 /// The product with a matrix whose first row computes column `first_col`.
-fn term<'a>(left: &'a PackedLeft, matrix: &'a StackedMatrix, first_col: usize) -> Term<'a, ZeroPadded<'a>> {
+fn term<'a, P: PackedFormat>(
+    left: &'a PackedLeft<P>,
+    matrix: &'a StackedMatrix,
+    first_col: usize,
+) -> Term<'a, ZeroPadded<'a>, P> {
     let right = ZeroPadded { matrix, first_row: first_col };
     Term { left, right, cols: first_col..first_col + matrix.rows }
 }

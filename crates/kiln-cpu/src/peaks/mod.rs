@@ -5,6 +5,8 @@
 //! Measure on an idle machine, and alternate between versions: another program's tiles on the other hyperthread
 //! halve the tiles' rate. Zeros multiply a fifth faster than other values.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod rate;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -25,6 +27,8 @@ impl Peaks {
         let peaks = Peaks { read: Some(read(&pool)), copy: Some(copy(&pool)), ..Peaks::default() };
         #[cfg(target_arch = "x86_64")]
         let peaks = x86::measure(&pool, peaks);
+        #[cfg(target_arch = "aarch64")]
+        let peaks = neon::measure(&pool, peaks);
         peaks
     }
 }
@@ -89,5 +93,6 @@ mod tests {
         let best = crate::Isa::best();
         assert_eq!(peaks.amx_bf16.is_some(), best == crate::Isa::Amx);
         assert_eq!(peaks.fma_f32.is_some(), best != crate::Isa::Portable);
+        assert!(!best.multiplies_bf16() || peaks.amx_bf16.is_some() || peaks.vector_bf16.is_some());
     }
 }

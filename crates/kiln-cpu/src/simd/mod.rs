@@ -14,6 +14,8 @@ mod avx512;
 mod dispatch;
 mod microkernel;
 #[cfg(target_arch = "aarch64")]
+mod mmla;
+#[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 
@@ -21,6 +23,8 @@ mod portable;
 pub(crate) use amx::{Bf16Tiles, Int8Tiles, LeftOperand, TILE_BF16, TILE_BYTES, TileOperands, TileRegisters};
 pub(crate) use dispatch::dispatch;
 pub(crate) use microkernel::KC;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use mmla::{MMLA_TILE, mmla_tile, pair_columns};
 pub(crate) use portable::Portable;
 
 use kiln_tensor::{bf16, f16};
@@ -135,6 +139,22 @@ pub(crate) struct MicrokernelArgs {
     pub next: *const f32,
     pub depth: usize,
     pub stride: usize,
+    pub add: bool,
+}
+
+/// The operands of a register tile whose values are packed in 32-bit words: bytes, 16-bit integers or bf16. The tile is
+/// `c[i][j] = Σ_k a[i][k] · b[k][j]`, added to what is there when `add`.
+#[derive(Clone, Copy)]
+pub(crate) struct WordTileArgs {
+    /// Rows of `depth` words, `a_stride` apart.
+    pub a: *const u32,
+    pub a_stride: usize,
+    /// `depth` rows of words, one for every column of the tile.
+    pub b: *const u32,
+    /// Rows of sums, `stride` apart.
+    pub c: *mut u32,
+    pub stride: usize,
+    pub depth: usize,
     pub add: bool,
 }
 

@@ -49,6 +49,9 @@ pub struct ThreadArgs {
 pub enum IsaArg {
     Portable,
     Neon,
+    NeonDotprod,
+    NeonI8mm,
+    NeonBf16,
     Avx2,
     Avx512,
     Amx,
@@ -59,6 +62,9 @@ impl From<IsaArg> for Isa {
         match arg {
             IsaArg::Portable => Isa::Portable,
             IsaArg::Neon => Isa::Neon,
+            IsaArg::NeonDotprod => Isa::NeonDotprod,
+            IsaArg::NeonI8mm => Isa::NeonI8mm,
+            IsaArg::NeonBf16 => Isa::NeonBf16,
             IsaArg::Avx2 => Isa::Avx2,
             IsaArg::Avx512 => Isa::Avx512,
             IsaArg::Amx => Isa::Amx,

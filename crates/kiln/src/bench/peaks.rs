@@ -68,6 +68,8 @@ fn compute_peak(peaks: &Peaks, isa: Isa, dtype: DType) -> Option<&Peak> {
         (Isa::Portable, _) => None,
         (Isa::Amx, DType::BF16) => peaks.amx_bf16.as_ref(),
         (Isa::Amx, DType::I8) => peaks.amx_int8.as_ref(),
+        (Isa::NeonBf16, DType::BF16) => peaks.vector_bf16.as_ref(),
+        (Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16, DType::I8) => peaks.vector_int8.as_ref(),
         _ => peaks.fma_f32.as_ref(),
     }
 }

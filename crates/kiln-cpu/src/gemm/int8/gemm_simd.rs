@@ -6,7 +6,7 @@ use kiln_ops::Result;
 use kiln_tensor::Rotation;
 
 use super::dequantize::dequantize;
-use super::dot::{DotArgs, DotIsa, DotSimd, dispatch_dot};
+use super::dot::{DotIsa, DotSimd, dispatch_dot};
 use super::quantize::{QuantizedRow, quantize_row};
 use crate::Context;
 use crate::buffer::Buffer;
@@ -14,7 +14,7 @@ use crate::gemm::blocks::{BlockGrid, BlockSizes, BlockTask, ScratchSizes};
 use crate::gemm::{Epilogue, PackedUpdates, RowSource, SumBlock, Term, run_epilogue};
 use crate::matrix::{Int8Weight, StackedMatrix};
 use crate::parallel::DisjointMut;
-use crate::simd::Simd;
+use crate::simd::{Simd, WordTileArgs};
 
 /// Words summed before the tile is stored.
 const KC_WORDS: usize = 256;
@@ -105,7 +105,7 @@ fn pack_kernel<D: DotSimd>(
 ) {
     const { assert!(D::TILE_COLS <= MAX_TILE_COLS) }
     assert!(depth <= KC_WORDS && depth.is_multiple_of(16));
-    let (s, lanes) = (d.simd(), D::S::LANES);
+    let lanes = D::S::LANES;
     let mut rows = [0u32; MAX_TILE_COLS * KC_WORDS];
     let flip = if D::UNSIGNED_WEIGHT { 0x80u8 } else { 0 };
     for (panel, out) in out.chunks_exact_mut(D::TILE_COLS * depth).enumerate() {
@@ -130,12 +130,7 @@ fn pack_kernel<D: DotSimd>(
                 // SAFETY: a square of lanes × lanes inside both: j + lanes <= TILE_COLS, k + lanes <= depth.
                 unsafe {
                     let to = out.as_mut_ptr().add(k * D::TILE_COLS + j);
-                    s.transpose(
-                        rows.as_ptr().add(j * KC_WORDS + k).cast(),
-                        KC_WORDS,
-                        to.cast(),
-                        D::TILE_COLS,
-                    );
+                    d.transpose(rows.as_ptr().add(j * KC_WORDS + k), KC_WORDS, to, D::TILE_COLS);
                 }
             }
         }
@@ -170,13 +165,14 @@ fn multiply_kernel<D: DotSimd>(
     add: bool,
 ) {
     assert!(left.rows.is_multiple_of(D::TILE_ROWS) && width >= count * D::TILE_COLS);
+    assert!(left.depth.is_multiple_of(16));
     assert!(left.rows == 0 || left.data.len() >= (left.rows - 1) * left.stride + left.depth);
     assert!(panels.len() >= count * D::TILE_COLS * left.depth && sums.len() >= left.rows * width);
     for row in (0..left.rows).step_by(D::TILE_ROWS) {
         for panel in 0..count {
             // SAFETY: the lengths were checked above.
             unsafe {
-                d.microkernel(DotArgs {
+                d.microkernel(WordTileArgs {
                     a: left.data.as_ptr().add(row * left.stride),
                     a_stride: left.stride,
                     b: panels.as_ptr().add(panel * D::TILE_COLS * left.depth),

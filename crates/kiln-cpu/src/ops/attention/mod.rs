@@ -1,7 +1,7 @@
 //! Flash attention: scores exist for one block of keys at a time, and the sums so far are rescaled whenever a larger score
 //! turns up (online softmax).
 //!
-//! `simd` computes in f32, whatever the dtype; `amx` multiplies bf16 in AMX tiles.
+//! `simd` computes in vectors, whatever the dtype; `amx` multiplies bf16 in AMX tiles.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -11,16 +11,31 @@ mod call;
 mod simd;
 pub(super) mod softmax;
 
-use kiln_ops::{AttentionSpec, Result, Tensor, shapes};
 #[cfg(target_arch = "x86_64")]
-use kiln_tensor::{DType, bf16};
+use kiln_ops::Tensor;
+use kiln_ops::{AttentionSpec, Result, shapes};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use kiln_tensor::DType;
+#[cfg(target_arch = "x86_64")]
+use kiln_tensor::bf16;
 
 use self::call::AttentionCall;
+use self::simd::PackedAttention;
 use crate::Context;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::parallel::DisjointMut;
 use crate::tensor::{CpuTensor, TensorElement, by_dtype};
+
+/// Runs a call in vectors.
+fn run<T: TensorElement>(call: AttentionCall<'_, T>, out: &DisjointMut<'_, T>) -> Result<()> {
+    let level = call.cx.level;
+    #[cfg(target_arch = "aarch64")]
+    if let (Some(bf16), DType::BF16) = (level.bf16(), T::DTYPE) {
+        return PackedAttention { call, format: bf16 }.run(out);
+    }
+    PackedAttention { call, format: level }.run(out)
+}
 
 pub(crate) fn attention(
     cx: &Context,
@@ -38,7 +53,8 @@ pub(crate) fn attention(
     }
     by_dtype!(q[0], T => {
         let mut out = cx.buffer::<T>(size.result().numel())?;
-        simd::run(&AttentionCall::<T>::new(cx, size, spec, [q, k, v]), &DisjointMut::new(&mut out))?;
+        let call = AttentionCall::<T>::new(cx, size, spec, [q, k, v]);
+        run(call, &DisjointMut::new(&mut out))?;
         Ok(T::into_tensor(out, size.result()))
     })
 }

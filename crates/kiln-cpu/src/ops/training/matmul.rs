@@ -13,7 +13,7 @@ use crate::Context;
 use crate::element::{Element, Scalar, convert, read, write};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::DirectOutput;
-use crate::gemm::{Epilogue, Orientation, PackedLeft, RowSource, SumBlock, Term, gemm_f32_of};
+use crate::gemm::{Epilogue, Orientation, PackedGemm, PackedLeft, RowSource, SumBlock, Term};
 use crate::matrix::DequantizedRows;
 use crate::ops::linear::ColumnConcat;
 use crate::parallel::DisjointMut;
@@ -106,9 +106,9 @@ pub(super) fn product<L: RowSource, R: RowSource + Send>(
     if rows == 0 || cols == 0 {
         return Ok(());
     }
-    let left = PackedLeft::new(cx, left, 0..rows, depth)?;
-    let terms = [Term { left: &left, right, cols: 0..cols }];
-    gemm_f32_of(cx, &terms, 0..rows, cols, orientation, epilogue)
+    let left = PackedLeft::new(cx, cx.level, left, 0..rows, depth)?;
+    let term = Term { left: &left, right, cols: 0..cols };
+    PackedGemm { cx, format: cx.level, term, orientation, updates: &[] }.run(0..rows, epilogue)
 }
 
 pub(crate) fn split_columns(cx: &Context, x: &CpuTensor, widths: &[usize]) -> Result<Vec<CpuTensor>> {

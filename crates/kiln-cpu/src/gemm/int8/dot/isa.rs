@@ -7,11 +7,19 @@ use super::x86::Avx512Vnni;
 use crate::isa::Level;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{Avx2, Avx512};
+#[cfg(target_arch = "aarch64")]
+use crate::isa::{Dotprod, I8mm, Neon};
 
 /// The dot products that an instruction set uses.
 #[derive(Clone, Copy)]
 pub(crate) enum DotIsa {
     Portable(PortableDot),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
+    #[cfg(target_arch = "aarch64")]
+    Dotprod(Dotprod),
+    #[cfg(target_arch = "aarch64")]
+    I8mm(I8mm),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -23,13 +31,22 @@ impl DotIsa {
         match level {
             Level::Portable => DotIsa::Portable(PortableDot),
             #[cfg(target_arch = "aarch64")]
-            Level::Neon(_) => DotIsa::Portable(PortableDot),
+            Level::Neon(neon) => DotIsa::of_neon(neon),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(avx2) => DotIsa::Avx2(avx2),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(avx512) => DotIsa::of_avx512(avx512),
             #[cfg(target_arch = "x86_64")]
             Level::Amx(amx) => DotIsa::of_avx512(amx.avx512()),
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn of_neon(neon: Neon) -> DotIsa {
+        match (neon.i8mm(), neon.dotprod()) {
+            (Some(i8mm), _) => DotIsa::I8mm(i8mm),
+            (None, Some(dotprod)) => DotIsa::Dotprod(dotprod),
+            (None, None) => DotIsa::Neon(neon),
         }
     }
 
@@ -54,6 +71,12 @@ impl DotIsa {
         }
         match self {
             DotIsa::Portable(d) => of(d),
+            #[cfg(target_arch = "aarch64")]
+            DotIsa::Neon(d) => of(d),
+            #[cfg(target_arch = "aarch64")]
+            DotIsa::Dotprod(d) => of(d),
+            #[cfg(target_arch = "aarch64")]
+            DotIsa::I8mm(d) => of(d),
             #[cfg(target_arch = "x86_64")]
             DotIsa::Avx2(d) => of(d),
             #[cfg(target_arch = "x86_64")]
@@ -88,8 +111,27 @@ macro_rules! dispatch_dot {
             ) $(-> $ret)? {
                 $kernel(d, $($arg),*)
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            fn dotprod $(<$($g: $bound),+>)? (d: $crate::isa::Dotprod, $($arg: $ty),*) $(-> $ret)? {
+                $kernel(d, $($arg),*)
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,i8mm")]
+            fn i8mm $(<$($g: $bound),+>)? (d: $crate::isa::I8mm, $($arg: $ty),*) $(-> $ret)? {
+                $kernel(d, $($arg),*)
+            }
             match isa {
                 DotIsa::Portable(d) => $kernel(d, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                // Part of the target's base instructions.
+                DotIsa::Neon(d) => $kernel(d, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: the token exists only if the machine has these instructions.
+                DotIsa::Dotprod(d) => unsafe { dotprod(d, $($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                DotIsa::I8mm(d) => unsafe { i8mm(d, $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the token exists only if the machine has these instructions.
                 DotIsa::Avx2(d) => unsafe { avx2(d, $($arg),*) },

@@ -2,13 +2,15 @@
 //! sums them.
 
 mod isa;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
 pub(crate) use isa::{DotIsa, dispatch_dot};
 
-use crate::simd::Simd;
+use crate::simd::{Simd, WordTileArgs};
 
 /// The integer dot products of one instruction set. A value of the type proves that the machine has it.
 pub(crate) trait DotSimd: Copy + Send + Sync + 'static {
@@ -26,11 +28,40 @@ pub(crate) trait DotSimd: Copy + Send + Sync + 'static {
     const TILE_COLS: usize = 2 * Self::S::LANES;
 
     fn simd(self) -> Self::S;
-    fn zero(self) -> Self::I;
 
     /// # Safety
     /// As many words as there are lanes can be read at `p`, which needs no alignment.
     unsafe fn load(self, p: *const u32) -> Self::I;
+
+    /// `a - b`, each lane an i32, converted to f32.
+    fn sub_to_f32(self, a: Self::I, b: i32) -> <Self::S as Simd>::V;
+
+    /// Writes the low byte of each lane's bits.
+    ///
+    /// # Safety
+    /// As many bytes as there are lanes can be written at `p`.
+    unsafe fn store_bytes(self, p: *mut i8, v: <Self::S as Simd>::V);
+
+    /// Writes a square of words of the weight as the microkernel reads it: transposed, or in an order of its own.
+    ///
+    /// # Safety
+    /// As [`Simd::transpose`], of words.
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+        // SAFETY: upheld by the caller.
+        unsafe { self.simd().transpose(from.cast(), from_stride, to.cast(), to_stride) }
+    }
+
+    /// Writes a register tile of `TILE_ROWS` rows.
+    ///
+    /// # Safety
+    /// The operands are as [`WordTileArgs`] says, and `depth` is a multiple of 16.
+    unsafe fn microkernel(self, args: WordTileArgs);
+}
+
+/// Dot products of a vector of the weight with one word of the activations in every lane.
+pub(crate) trait BroadcastDot: DotSimd {
+    fn zero(self) -> Self::I;
 
     /// The word at `p` in every lane.
     ///
@@ -45,41 +76,14 @@ pub(crate) trait DotSimd: Copy + Send + Sync + 'static {
     /// In each lane `sum + Σ w · x` over the values of the words, modulo 2³².
     fn dot(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
     fn add(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `a - b`, each lane an i32, converted to f32.
-    fn sub_to_f32(self, a: Self::I, b: i32) -> <Self::S as Simd>::V;
-
-    /// Writes the low byte of each lane's bits.
-    ///
-    /// # Safety
-    /// As many bytes as there are lanes can be written at `p`.
-    unsafe fn store_bytes(self, p: *mut i8, v: <Self::S as Simd>::V);
-
-    /// # Safety
-    /// As [`microkernel`] with `TILE_ROWS`.
-    unsafe fn microkernel(self, args: DotArgs);
-}
-
-/// The operands of [`DotSimd::microkernel`].
-#[derive(Clone, Copy)]
-pub(crate) struct DotArgs {
-    /// Rows of `depth` words, `a_stride` apart.
-    pub a: *const u32,
-    pub a_stride: usize,
-    /// `depth` rows of `TILE_COLS` words.
-    pub b: *const u32,
-    /// Rows of `TILE_COLS` sums, `stride` apart.
-    pub c: *mut u32,
-    pub stride: usize,
-    pub depth: usize,
-    pub add: bool,
 }
 
 /// Writes the tile `c[i][j] = Σ_k a[i][k] · b[k][j]`, added to what is there when `add`.
 ///
 /// # Safety
-/// `a`, `b` and `c` hold `ROWS` rows as [`DotArgs`] says.
+/// `a`, `b` and `c` hold `ROWS` rows as [`WordTileArgs`] says.
 #[inline(always)]
-unsafe fn microkernel<D: DotSimd, const ROWS: usize>(d: D, t: DotArgs) {
+unsafe fn microkernel<D: BroadcastDot, const ROWS: usize>(d: D, t: WordTileArgs) {
     let lanes = D::S::LANES;
     let mut sums = [[d.zero(); 2]; ROWS];
     for k in 0..t.depth {

@@ -1,7 +1,7 @@
 //! Dot products in plain Rust.
 
-use super::{DotArgs, DotSimd, microkernel};
-use crate::simd::{Portable, Simd};
+use super::{BroadcastDot, DotSimd, microkernel};
+use crate::simd::{Portable, Simd, WordTileArgs};
 
 /// Plain Rust: two 16-bit values per word.
 #[derive(Clone, Copy, Debug)]
@@ -22,14 +22,39 @@ impl DotSimd for PortableDot {
     }
 
     #[inline(always)]
-    fn zero(self) -> Self::I {
-        [0; LANES]
-    }
-
-    #[inline(always)]
     unsafe fn load(self, p: *const u32) -> Self::I {
         // SAFETY: the trait's contract; the read needs no alignment.
         unsafe { p.cast::<Self::I>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn sub_to_f32(self, a: Self::I, b: i32) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        for i in 0..LANES {
+            out[i] = (a[i] as i32).wrapping_sub(b) as f32;
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut i8, v: [f32; LANES]) {
+        for (i, v) in v.into_iter().enumerate() {
+            // SAFETY: the trait's contract.
+            unsafe { p.add(i).write(v.to_bits() as i8) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn microkernel(self, args: WordTileArgs) {
+        // SAFETY: the trait's contract.
+        unsafe { microkernel::<Self, { PortableDot::TILE_ROWS }>(self, args) }
+    }
+}
+
+impl BroadcastDot for PortableDot {
+    #[inline(always)]
+    fn zero(self) -> Self::I {
+        [0; LANES]
     }
 
     #[inline(always)]
@@ -62,28 +87,5 @@ impl DotSimd for PortableDot {
             out[i] = a[i].wrapping_add(b[i]);
         }
         out
-    }
-
-    #[inline(always)]
-    fn sub_to_f32(self, a: Self::I, b: i32) -> [f32; LANES] {
-        let mut out = [0.0; LANES];
-        for i in 0..LANES {
-            out[i] = (a[i] as i32).wrapping_sub(b) as f32;
-        }
-        out
-    }
-
-    #[inline(always)]
-    unsafe fn store_bytes(self, p: *mut i8, v: [f32; LANES]) {
-        for (i, v) in v.into_iter().enumerate() {
-            // SAFETY: the trait's contract.
-            unsafe { p.add(i).write(v.to_bits() as i8) };
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn microkernel(self, args: DotArgs) {
-        // SAFETY: the trait's contract.
-        unsafe { microkernel::<Self, { PortableDot::TILE_ROWS }>(self, args) }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{DotArgs, DotSimd, microkernel};
+use super::{BroadcastDot, DotSimd, microkernel};
 use crate::isa::{Avx2, Avx512};
+use crate::simd::WordTileArgs;
 
 /// Two 16-bit values per word: the products of bytes would saturate.
 impl DotSimd for Avx2 {
@@ -19,15 +20,41 @@ impl DotSimd for Avx2 {
     }
 
     #[inline(always)]
-    fn zero(self) -> __m256i {
-        // SAFETY: the token proves the instructions.
-        unsafe { _mm256_setzero_si256() }
-    }
-
-    #[inline(always)]
     unsafe fn load(self, p: *const u32) -> __m256i {
         // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn sub_to_f32(self, a: __m256i, b: i32) -> __m256 {
+        // SAFETY: the token proves the instructions.
+        unsafe { _mm256_cvtepi32_ps(_mm256_sub_epi32(a, _mm256_set1_epi32(b))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut i8, v: __m256) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
+        unsafe {
+            // The low bytes of each 128-bit half to its first word, then both words side by side.
+            let first = _mm256_set1_epi32(0x0c08_0400);
+            let halves = _mm256_shuffle_epi8(_mm256_castps_si256(v), first);
+            let both = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
+            _mm_storel_epi64(p.cast(), _mm256_castsi256_si128(both));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn microkernel(self, args: WordTileArgs) {
+        // SAFETY: the trait's contract.
+        unsafe { microkernel::<Self, 6>(self, args) }
+    }
+}
+
+impl BroadcastDot for Avx2 {
+    #[inline(always)]
+    fn zero(self) -> __m256i {
+        // SAFETY: the token proves the instructions.
+        unsafe { _mm256_setzero_si256() }
     }
 
     #[inline(always)]
@@ -52,30 +79,6 @@ impl DotSimd for Avx2 {
     fn add(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: the token proves the instructions.
         unsafe { _mm256_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub_to_f32(self, a: __m256i, b: i32) -> __m256 {
-        // SAFETY: the token proves the instructions.
-        unsafe { _mm256_cvtepi32_ps(_mm256_sub_epi32(a, _mm256_set1_epi32(b))) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bytes(self, p: *mut i8, v: __m256) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
-        unsafe {
-            // The low bytes of each 128-bit half to its first word, then both words side by side.
-            let first = _mm256_set1_epi32(0x0c08_0400);
-            let halves = _mm256_shuffle_epi8(_mm256_castps_si256(v), first);
-            let both = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
-            _mm_storel_epi64(p.cast(), _mm256_castsi256_si128(both));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn microkernel(self, args: DotArgs) {
-        // SAFETY: the trait's contract.
-        unsafe { microkernel::<Self, 6>(self, args) }
     }
 }
 
@@ -103,15 +106,35 @@ impl DotSimd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn zero(self) -> __m512i {
-        // SAFETY: the token proves the instructions.
-        unsafe { _mm512_setzero_si512() }
-    }
-
-    #[inline(always)]
     unsafe fn load(self, p: *const u32) -> __m512i {
         // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn sub_to_f32(self, a: __m512i, b: i32) -> __m512 {
+        // SAFETY: the token proves the instructions.
+        unsafe { _mm512_cvtepi32_ps(_mm512_sub_epi32(a, _mm512_set1_epi32(b))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut i8, v: __m512) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
+    }
+
+    #[inline(always)]
+    unsafe fn microkernel(self, args: WordTileArgs) {
+        // SAFETY: the trait's contract.
+        unsafe { microkernel::<Self, 14>(self, args) }
+    }
+}
+
+impl BroadcastDot for Avx512Vnni {
+    #[inline(always)]
+    fn zero(self) -> __m512i {
+        // SAFETY: the token proves the instructions.
+        unsafe { _mm512_setzero_si512() }
     }
 
     #[inline(always)]
@@ -136,23 +159,5 @@ impl DotSimd for Avx512Vnni {
     fn add(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: the token proves the instructions.
         unsafe { _mm512_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub_to_f32(self, a: __m512i, b: i32) -> __m512 {
-        // SAFETY: the token proves the instructions.
-        unsafe { _mm512_cvtepi32_ps(_mm512_sub_epi32(a, _mm512_set1_epi32(b))) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bytes(self, p: *mut i8, v: __m512) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
-        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
-    }
-
-    #[inline(always)]
-    unsafe fn microkernel(self, args: DotArgs) {
-        // SAFETY: the trait's contract.
-        unsafe { microkernel::<Self, 14>(self, args) }
     }
 }
