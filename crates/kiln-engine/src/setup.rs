@@ -66,7 +66,12 @@ impl Setup {
         let dtype = precision.dtype();
         let memory_limit = memory_limit(model, plan, dtype, linear_precision, &backend)?;
         if backend.vram().is_none() {
-            notes.extend(backend.memory_limit().and_then(|free| paging_note(model, free)));
+            let free = backend.memory_limit().zip(model.transformer.weights().ok());
+            notes.extend(free.and_then(|(free, weights)| {
+                let step = estimate(model, plan, dtype).transformer;
+                paging_note(weights.bytes(), weights.int8_bytes_to_quantize(), step, free)
+            }));
+            notes.extend(machine::slow_cpu().filter(|_| settings.isa.is_none()));
         }
         let mut residency = None;
         if let Some(vram) = backend.vram() {
@@ -216,15 +221,26 @@ fn fits_gpu(model: &Model, precision: Precision, plan: Option<&Plan>, vram: u64)
     }
 }
 
-/// Returns a note if memory can't hold the transformer's weights, which stay in their mapped file.
-fn paging_note(model: &Model, free: u64) -> Option<String> {
-    let weights = model.transformer.weights().ok()?.bytes();
-    (weights > free).then(|| {
-        let (weights, free) = (HumanBytes(weights), HumanBytes(free));
-        format!(
-            "the transformer takes {weights}, but only {free} are free: every step reads it from the disk"
-        )
-    })
+/// Returns a note if memory can't hold the transformer's weights, which stay in their mapped file, beside the activations of
+/// a `step`. `quantizable` is what the layers that are not quantized yet take in int8.
+fn paging_note(weights: u64, quantizable: u64, step: u64, free: u64) -> Option<String> {
+    if weights.saturating_add(step) <= free {
+        return None;
+    }
+    let advice = match quantizable {
+        0 => "a smaller model is faster".to_owned(),
+        int8 => format!(
+            "its layers take {} in int8 (`kiln quantize`), and a smaller model takes less",
+            HumanBytes(int8)
+        ),
+    };
+    Some(format!(
+        "the transformer takes {} and a step {}, but only {} of memory are free: every step reads weights from the disk, \
+         which is slow; {advice}",
+        HumanBytes(weights),
+        HumanBytes(step),
+        HumanBytes(free)
+    ))
 }
 
 /// Returns the bytes available for activations: what remains after int8 weights and LoRAs that are copied into memory.
@@ -262,4 +278,26 @@ fn memory_limit(
         "use ", Field::Dtype.to("bf16"), " or int8, with which the others take less"
     ];
     reserve(limit, loras, "the layers under the LoRAs", hint).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_of_4_gb_is_told_before_it_reads_weights_from_the_disk() {
+        const MIB: u64 = 1 << 20;
+        let note =
+            |weights, quantizable, free| paging_note(weights * MIB, quantizable * MIB, 600 * MIB, free * MIB);
+        assert_eq!(
+            note(7392, 3620, 3072).unwrap(),
+            "the transformer takes 7.2 GiB and a step 0.6 GiB, but only 3.0 GiB of memory are free: every step reads \
+             weights from the disk, which is slow; its layers take 3.5 GiB in int8 (`kiln quantize`), and a smaller model \
+             takes less"
+        );
+        assert!(note(3700, 0, 3072).unwrap().ends_with("which is slow; a smaller model is faster"));
+        assert_eq!(note(2400, 0, 3072), None);
+        // The weights alone would fit.
+        assert!(note(2500, 0, 3072).is_some());
+    }
 }

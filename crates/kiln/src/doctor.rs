@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use kiln_catalog::user_cache;
 use kiln_engine::Isa;
-use kiln_engine::machine::{Cpu, Memory};
+use kiln_engine::machine::{Cpu, Memory, slow_cpu};
 
 use crate::args::DoctorArgs;
 use crate::error::CliError;
@@ -52,7 +52,7 @@ fn cuda() -> Properties {
         return Properties::default().with("used", "no: this build has no CUDA backend");
     }
     let mut properties = match &gpus.devices {
-        None => Properties::default().with("gpus", "unknown: there is no NVIDIA driver"),
+        None => Properties::default().with("gpus", "unknown: the NVIDIA driver is not loaded"),
         Some(devices) if devices.is_empty() => Properties::default().with("gpus", "none"),
         Some(_) => Properties::default(),
     };
@@ -84,6 +84,7 @@ fn cpu() -> Properties {
         .with("lacks", with(false))
         .with("kernels", kernels)
         .with("used", Isa::best().name())
+        .with("slow", slow_cpu())
 }
 
 /// Describes the folders that Kiln writes to.
