@@ -22,6 +22,17 @@ pub enum CudaLibrary {
     CublasLt,
 }
 
+/// Why no library can be loaded on any machine, and what to do instead.
+const UNAVAILABLE: Option<&str> = if cfg!(target_os = "macos") {
+    Some("macOS has no NVIDIA driver; use the CPU")
+} else if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
+    Some(
+        "this program is linked statically (musl) and can't load it; use the program built for glibc, or the CPU",
+    )
+} else {
+    None
+};
+
 /// Supported major versions, newest first; part of the file names.
 const MAJORS: [u32; 2] = [13, 12];
 
@@ -40,6 +51,9 @@ impl CudaLibrary {
 
     /// What to do if it is missing.
     pub const fn install(self) -> &'static str {
+        if let Some(instead) = UNAVAILABLE {
+            return instead;
+        }
         match self {
             CudaLibrary::Driver => "install NVIDIA's driver, version 550 or newer",
             CudaLibrary::Nvrtc => {
@@ -90,7 +104,9 @@ pub(crate) struct LoadedLibrary {
 /// Loads a library from the first path that works.
 pub(crate) fn load(library: CudaLibrary) -> Result<LoadedLibrary> {
     let mut unusable = None;
-    for path in candidates(library, &SearchPaths::from_env()) {
+    let paths =
+        if UNAVAILABLE.is_none() { candidates(library, &SearchPaths::from_env()) } else { Vec::new() };
+    for path in paths {
         // SAFETY: NVIDIA's libraries have no load-time requirements on the process.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(LoadedLibrary { library, path: resolve_path(path) }),

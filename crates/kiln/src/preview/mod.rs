@@ -36,6 +36,10 @@ fn detect_from(var: impl Fn(&str) -> String) -> Option<PreviewArg> {
     if term == "dumb" {
         return None;
     }
+    // macOS's terminal shows 24-bit colours as others, up to the version that says otherwise.
+    if program == "Apple_Terminal" && var("COLORTERM").is_empty() {
+        return None;
+    }
     // Multiplexers drop sequences they don't know.
     if !var("TMUX").is_empty() || term.starts_with("screen") || term.starts_with("tmux") {
         return Some(PreviewArg::Blocks);
@@ -44,6 +48,8 @@ fn detect_from(var: impl Fn(&str) -> String) -> Option<PreviewArg> {
         _ if !var("KITTY_WINDOW_ID").is_empty() => PreviewArg::Kitty,
         ("xterm-kitty" | "xterm-ghostty", _) | (_, "ghostty") => PreviewArg::Kitty,
         (_, "iTerm.app" | "WezTerm" | "mintty") => PreviewArg::Iterm2,
+        // Over SSH, where `TERM_PROGRAM` does not arrive.
+        _ if var("LC_TERMINAL") == "iTerm2" => PreviewArg::Iterm2,
         _ if !var("KONSOLE_VERSION").is_empty() => PreviewArg::Kitty,
         ("mlterm" | "yaft-256color" | "contour", _) => PreviewArg::Sixel,
         (name, _) if name.starts_with("foot") || name.contains("sixel") => PreviewArg::Sixel,
@@ -121,7 +127,11 @@ mod tests {
         assert_eq!(detect(&[]), Some(PreviewArg::Blocks));
         assert_eq!(detect(&[("TERM", "xterm-kitty")]), Some(PreviewArg::Kitty));
         assert_eq!(detect(&[("TERM_PROGRAM", "iTerm.app")]), Some(PreviewArg::Iterm2));
+        assert_eq!(detect(&[("TERM", "xterm"), ("LC_TERMINAL", "iTerm2")]), Some(PreviewArg::Iterm2));
         assert_eq!(detect(&[("TERM", "foot")]), Some(PreviewArg::Sixel));
+        assert_eq!(detect(&[("TERM_PROGRAM", "Apple_Terminal")]), None);
+        let newer = [("TERM_PROGRAM", "Apple_Terminal"), ("COLORTERM", "truecolor")];
+        assert_eq!(detect(&newer), Some(PreviewArg::Blocks));
         assert_eq!(detect(&[("TERM", "foot"), ("TMUX", "/tmp/x")]), Some(PreviewArg::Blocks));
         assert_eq!(detect(&[("TERM", "dumb")]), None, "it would print the sequences");
     }
