@@ -46,7 +46,7 @@ pub fn slow_cpu() -> Option<String> {
             "x86_64" => "this CPU has no AVX2, FMA and F16C",
             _ => "there are no kernels for this CPU",
         };
-        format!("{lacks}: computing with plain code, several times slower")
+        format!("{lacks}: computing with plain code, about ten times slower")
     })
 }
 
