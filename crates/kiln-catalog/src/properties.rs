@@ -80,6 +80,18 @@ impl Properties {
         self
     }
 
+    /// Changes all texts among the values.
+    pub fn map_texts(mut self, change: &dyn Fn(&str) -> String) -> Properties {
+        for (_, entry) in &mut self.0 {
+            match entry {
+                Entry::Group(group) => *group = std::mem::take(group).map_texts(change),
+                Entry::Value(value) => change_texts(value, change),
+                Entry::Amount(..) => {}
+            }
+        }
+        self
+    }
+
     /// Formats as indented JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
@@ -111,6 +123,15 @@ impl Properties {
             let text = text.replace('\n', &format!("\n{:1$}", "", indent + width + 2));
             out.push_str(&format!("{:indent$}{name:width$}  {text}\n", ""));
         }
+    }
+}
+
+fn change_texts(value: &mut Value, change: &dyn Fn(&str) -> String) {
+    match value {
+        Value::String(text) => *text = change(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| change_texts(item, change)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| change_texts(field, change)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 

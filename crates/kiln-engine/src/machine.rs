@@ -34,6 +34,13 @@ pub fn system_version() -> Option<String> {
     System::long_os_version().ok().map(|name| name + &kernel)
 }
 
+/// Returns the version of NVIDIA's driver, such as 580.65; on Linux.
+pub fn nvidia_driver() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let is_version = |word: &&str| word.contains('.') && word.split('.').all(|n| n.parse::<u32>().is_ok());
+    text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
+}
+
 /// Returns the bytes available for a request on the CPU; one that needs more is refused.
 pub fn memory_limit() -> Option<u64> {
     Memory::detect().map(|memory| if memory.available > 0 { memory.available } else { memory.total })

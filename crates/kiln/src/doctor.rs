@@ -1,11 +1,13 @@
 //! `kiln doctor`: the machine's CPU, memory and GPUs, and Kiln's folders.
 
+mod report;
+
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use kiln_catalog::user_cache;
 use kiln_engine::Isa;
-use kiln_engine::machine::{Cpu, Memory, slow_cpu};
+use kiln_engine::machine::{self, Cpu, Memory, slow_cpu};
 
 use crate::args::DoctorArgs;
 use crate::error::CliError;
@@ -14,17 +16,23 @@ use crate::{models, output, preview, settings};
 use kiln_catalog::properties::Properties;
 
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
-    let report = report();
-    let text = if args.json { report.to_json() } else { report.to_text() };
+    let machine = machine();
+    if let Some(file) = &args.report {
+        let file = file.as_deref().unwrap_or(Path::new(report::DEFAULT_FILE));
+        return report::write(machine, file, args.json);
+    }
+    let text = if args.json { machine.to_json() } else { machine.to_text() };
     crate::output::print(text.as_bytes())
 }
 
-fn report() -> Properties {
+fn machine() -> Properties {
     let protocol =
         preview::detect().and_then(|protocol| protocol.to_possible_value()).map(|v| v.get_name().to_owned());
     let properties = Properties::default()
         .with("kiln", env!("CARGO_PKG_VERSION"))
-        .with("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH))
+        // Set where releases are built.
+        .with("commit", option_env!("KILN_COMMIT"))
+        .with("system", system())
         .with_group("cpu", cpu());
     let properties = match Memory::detect() {
         Some(memory) => properties.with_group(
@@ -45,6 +53,13 @@ fn report() -> Properties {
         .with("preview", protocol)
 }
 
+/// The platform that the program was built for, and the system that it runs on.
+fn system() -> String {
+    let libc = if cfg!(target_env = "musl") { " musl" } else { "" };
+    let version = machine::system_version().map_or(String::new(), |version| format!(" ({version})"));
+    format!("{} {}{libc}{version}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
 /// Describes the NVIDIA GPUs and CUDA libraries.
 fn cuda() -> Properties {
     let gpus = kiln_engine::probe_gpus();
@@ -63,7 +78,7 @@ fn cuda() -> Properties {
             format!("{name}, compute capability {major}.{minor}, {processors} multiprocessors, {memory}");
         properties = properties.with(device.as_str(), description);
     }
-    properties = properties.with("kernels", gpus.kernels.as_str());
+    properties = properties.with("driver", machine::nvidia_driver()).with("kernels", gpus.kernels.as_str());
     for (library, state) in &gpus.libraries {
         properties = properties.with(*library, state.as_str());
     }

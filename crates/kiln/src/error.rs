@@ -1,7 +1,6 @@
 //! The program's error: what went wrong, in which context, and a hint about what to do.
 
 use std::fmt;
-use std::process::ExitCode;
 
 use kiln_base::printable;
 use kiln_engine::Explain;
@@ -63,13 +62,13 @@ impl CliError {
         }
     }
 
-    pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self.kind {
+    pub fn exit_code(&self) -> u8 {
+        match self.kind {
             ErrorKind::Failed => 1,
             ErrorKind::Usage => 2,
             ErrorKind::Refused => 3,
             ErrorKind::Cancelled => cancel::exit_code() as u8,
-        })
+        }
     }
 }
 
@@ -134,7 +133,7 @@ fn general_hint(error: &CliError) -> Option<String> {
             "check the limits on threads and memory (`ulimit -a`)"
         }
         ErrorKind::Failed => {
-            "if it happens again, report it with the command and with what `kiln doctor` prints"
+            "if it happens again, report it with the command and with what `kiln doctor --report` writes"
         }
     };
     Some(hint.into())
@@ -212,7 +211,7 @@ mod tests {
             let exit =
                 row.unwrap_or_else(|| panic!("{kind:?} is not in the table")).split(" | ").nth(2).unwrap();
             let error = CliError::from(kiln_engine::Error::refused(*kind, "odd"));
-            assert_eq!(error.exit_code(), ExitCode::from(exit.parse::<u8>().unwrap()), "{kind:?}");
+            assert_eq!(error.exit_code(), exit.parse::<u8>().unwrap(), "{kind:?}");
         }
     }
 

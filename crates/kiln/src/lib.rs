@@ -19,6 +19,7 @@ mod info;
 mod man;
 mod models;
 mod options;
+mod origin;
 mod output;
 mod preview;
 mod progress;
@@ -28,9 +29,13 @@ mod serve;
 mod settings;
 mod terminal;
 mod train;
+mod uninstall;
+mod update;
 mod upsample;
 mod values;
+mod welcome;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -40,10 +45,20 @@ use error::CliError;
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
-    let given = Cli::parser().get_matches();
+    ExitCode::from(main_with(std::env::args_os().collect()))
+}
+
+/// Runs the program with these arguments, the first of which is its name, and returns its exit code. A wrong command line
+/// and `--help` end the process.
+pub fn main_with(args: Vec<OsString>) -> u8 {
+    let given = Cli::parser().get_matches_from(&args);
     let command = parse(&given).command;
-    let result = report(load_settings(&command)).and_then(|()| run(with_settings(command, &given)));
-    result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
+    let loaded = report(load_settings(command.as_ref()));
+    let result = loaded.and_then(|()| match command {
+        Some(command) => run(with_settings(command, &given, &args)),
+        None => report(welcome::run()),
+    });
+    result.map_or_else(|error| error.exit_code(), |()| 0)
 }
 
 fn parse(given: &ArgMatches) -> Cli {
@@ -51,22 +66,22 @@ fn parse(given: &ArgMatches) -> Cli {
 }
 
 /// Reads the settings file. The commands that repair it, and those that use no settings, work without.
-fn load_settings(command: &Command) -> Result<(), CliError> {
+fn load_settings(command: Option<&Command>) -> Result<(), CliError> {
     match command {
-        Command::Config(_) | Command::Completions { .. } | Command::Man { .. } => Ok(()),
-        Command::Serve(command) => settings::load(command.config()),
+        Some(Command::Config(_) | Command::Completions { .. } | Command::Man { .. }) => Ok(()),
+        Some(Command::Serve(command)) => settings::load(command.config()),
         _ => settings::load(None),
     }
 }
 
 /// The command, with the options of the settings file's table `[serve]` if it is `serve`.
-fn with_settings(command: Command, given: &ArgMatches) -> Command {
+fn with_settings(command: Command, given: &ArgMatches, args: &[OsString]) -> Command {
     let Some(("serve", of_serve)) = given.subcommand() else { return command };
     let more = settings::missing_arguments(&settings::get().serve, of_serve);
     // Before those of the command line, which replace them.
-    let given = std::env::args_os().skip(2);
+    let given = args.iter().skip(2).cloned();
     let all = ["kiln".into(), "serve".into()].into_iter().chain(more).chain(given);
-    parse(&Cli::parser().get_matches_from(all)).command
+    parse(&Cli::parser().get_matches_from(all)).command.unwrap_or(command)
 }
 
 /// Runs a command. A returned error is already reported.
@@ -83,6 +98,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Info(args) => report(info::run(&args)),
         Command::Config(args) => report(config::run(&args)),
         Command::Doctor(args) => report(doctor::run(&args)),
+        Command::Update(args) => report(update::run(&args)),
+        Command::Uninstall(args) => report(uninstall::run(&args)),
         Command::Bench(args) => report(serve::bench(&args).unwrap_or_else(|| bench::run(&args))),
         Command::Serve(command) => report(serve::run(command)),
         Command::Completions { shell } => {

@@ -44,8 +44,9 @@ const ABOUT: &str = "Generate and edit images with the FLUX.2 models";
 #[derive(Debug, Parser)]
 #[command(name = "kiln", version, about = ABOUT, after_help = EXAMPLES, max_term_width = 110)]
 pub struct Cli {
+    /// None: what to do next is printed.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
 }
 
 impl Cli {
@@ -108,6 +109,12 @@ pub enum Command {
     /// Measure how fast this machine runs a model, with real or synthetic weights
     #[command(after_help = BENCH_EXAMPLES, args_override_self = true)]
     Bench(Box<BenchArgs>),
+    /// Ask whether there is a newer release; Kiln never asks by itself
+    #[command(args_override_self = true)]
+    Update(UpdateArgs),
+    /// Show Kiln's files and folders, their sizes, and how to delete them
+    #[command(args_override_self = true)]
+    Uninstall(UninstallArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -131,6 +138,27 @@ pub struct InfoArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// Write a file for a bug report: this, the settings and the models, without secrets and names of users; `-` prints it
+    /// [default: kiln-report.txt]
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<Option<PathBuf>>,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UpdateArgs {
+    /// Ask for the latest release, and compare it with this program
+    #[arg(long)]
+    pub check: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UninstallArgs {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

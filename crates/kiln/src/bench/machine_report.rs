@@ -23,7 +23,7 @@ use crate::values::bytes;
 const FORMAT: &str = "kiln-report-1";
 
 /// Memory for klein 4B: one component at a time, and activations.
-const KLEIN_4B_BYTES: u64 = 14 << 30;
+pub const KLEIN_4B_BYTES: u64 = 14 << 30;
 
 #[derive(Serialize)]
 struct MachineReport {
@@ -181,13 +181,6 @@ fn without_paths(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// The version of NVIDIA's kernel module; on Linux.
-fn driver_version() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
-    let is_version = |word: &&str| word.contains('.') && word.split('.').all(|n| n.parse::<u32>().is_ok());
-    text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
-}
-
 impl MachineReport {
     fn new(args: &BenchArgs, probe: &GpuProbe, devices: Vec<DeviceReport>) -> MachineReport {
         let cpu = Cpu::detect();
@@ -217,7 +210,7 @@ impl MachineReport {
             memory: Memory::detect().map(|m| MemoryBytes { total: m.total, available: m.available }),
             gpus: probe.devices.iter().flatten().map(gpu).collect(),
             cuda: Cuda {
-                driver: driver_version(),
+                driver: machine::nvidia_driver(),
                 libraries: probe.versions.iter().cloned().collect(),
                 kernels: probe.kernels.clone(),
                 forced: forced.map(|value| value.get_name().to_owned()),

@@ -15,6 +15,8 @@ pub mod source;
 mod table;
 mod train;
 
+pub use machine_report::KLEIN_4B_BYTES;
+
 use crate::args::BenchArgs;
 use crate::error::CliError;
 use crate::output;

@@ -49,7 +49,7 @@ mod tests {
         let allowed = |options: &[&str]| {
             let args = ["kiln", "serve"].iter().chain(options);
             match Cli::try_parse_from(args).unwrap().command {
-                Command::Serve(ServeCommand::Serve(args)) => are_allowed(&args),
+                Some(Command::Serve(ServeCommand::Serve(args))) => are_allowed(&args),
                 _ => unreachable!(),
             }
         };

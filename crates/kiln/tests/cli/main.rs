@@ -32,6 +32,7 @@ mod golden;
 mod hub;
 mod hub_dev;
 mod info;
+mod installed;
 mod int8;
 mod models;
 mod options;
