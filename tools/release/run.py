@@ -9,6 +9,7 @@ Artefacts go to target/release-artefacts (KILN_RELEASE_OUT). tools/release/READM
 """
 
 import shutil
+import subprocess
 import sys
 
 import contents
@@ -40,6 +41,12 @@ def make(target, report):
                 report.append(f"{target.triple}: no .{kind}: {reason}")
 
 
+def wheels(report):
+    """Builds the wheels of the Python package, and tests this machine's."""
+    if subprocess.run([ROOT / "tools/release/wheels.sh", OUT], check=False).returncode != 0:
+        report.append("wheels: not all were built, or a test of one failed")
+
+
 def main(arguments):
     command, chosen = (arguments[0], arguments[1:]) if arguments else ("all", [])
     unknown = set(chosen) - {target.triple for target in TARGETS}
@@ -56,6 +63,8 @@ def main(arguments):
         for target in sorted(TARGETS, key=lambda target: target.triple != host()):
             if not chosen or target.triple in chosen:
                 make(target, report)
+    if command == "all":
+        wheels(report)
     if command != "build":
         finish.run(report)
     print(f"\nKiln {version()}: {OUT}")

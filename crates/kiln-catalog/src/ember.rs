@@ -1,5 +1,6 @@
 //! Ember, the small built-in model, and its undistilled variant, on which LoRAs are trained. Absent without the feature
-//! `ember`. Its tensors are views of the program's own bytes, read by the code that reads mapped files.
+//! `ember`, and in a build from the published crates. Its tensors are views of the program's own bytes, read by the code that
+//! reads mapped files.
 
 use kiln_engine::{Model, Vocabulary};
 
@@ -14,7 +15,7 @@ pub fn is_built_in(name: &str) -> bool {
     [NAME, BASE].contains(&name) && file().is_some()
 }
 
-#[cfg(feature = "ember")]
+#[cfg(built_in_ember)]
 macro_rules! include_aligned {
     ($name:literal) => {{
         /// Aligned so that tensors, which start at multiples of 8 bytes in the file, are read in place.
@@ -22,20 +23,20 @@ macro_rules! include_aligned {
         struct Aligned<T: ?Sized>(T);
 
         static FILE: &Aligned<[u8]> =
-            &Aligned(*include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/ember/", $name)));
+            &Aligned(*include_bytes!(concat!(env!("KILN_EMBER_FOLDER"), "/", $name)));
         Some(&FILE.0)
     }};
 }
 
 /// Returns the words that Ember and Ember base have learned.
-#[cfg(feature = "ember")]
+#[cfg(built_in_ember)]
 pub fn vocabulary() -> Option<Vocabulary> {
-    let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/ember/words.toml"));
+    let text = include_str!(concat!(env!("KILN_EMBER_FOLDER"), "/words.toml"));
     Vocabulary::parse(text).ok()
 }
 
 /// Returns `None`: this build has no built-in model.
-#[cfg(not(feature = "ember"))]
+#[cfg(not(built_in_ember))]
 pub fn vocabulary() -> Option<Vocabulary> {
     None
 }
@@ -47,30 +48,30 @@ pub(crate) fn with_vocabulary(mut model: Model) -> Model {
 }
 
 /// Returns the packed model, a safetensors file.
-#[cfg(feature = "ember")]
+#[cfg(built_in_ember)]
 pub fn file() -> Option<&'static [u8]> {
     include_aligned!("ember.safetensors")
 }
 
 /// Returns the difference of [`BASE`] from [`file()`], a safetensors file.
-#[cfg(feature = "ember")]
+#[cfg(built_in_ember)]
 pub fn base_file() -> Option<&'static [u8]> {
     include_aligned!("ember-base.safetensors")
 }
 
 /// Returns `None`: this build has no built-in model.
-#[cfg(not(feature = "ember"))]
+#[cfg(not(built_in_ember))]
 pub fn file() -> Option<&'static [u8]> {
     None
 }
 
 /// Returns `None`: this build has no built-in model.
-#[cfg(not(feature = "ember"))]
+#[cfg(not(built_in_ember))]
 pub fn base_file() -> Option<&'static [u8]> {
     None
 }
 
-#[cfg(all(test, feature = "ember"))]
+#[cfg(all(test, built_in_ember))]
 mod tests {
     use super::*;
     use kiln_weights::WeightSource;

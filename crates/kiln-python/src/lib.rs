@@ -8,6 +8,7 @@
 //! signals several times a second. Threads of the engine never touch Python.
 
 mod array;
+mod command_line;
 mod errors;
 mod files;
 mod inputs;
@@ -27,6 +28,8 @@ use pyo3::prelude::*;
 mod _kiln {
     #[pymodule_export]
     use crate::array::Array;
+    #[pymodule_export]
+    use crate::command_line::command_line;
     #[pymodule_export]
     use crate::errors::exceptions;
     #[pymodule_export]

@@ -90,7 +90,7 @@ impl Origin {
             Origin::Pip => "pip uninstall kiln".into(),
             Origin::Apt => "sudo apt remove kiln".into(),
             Origin::Dnf => "sudo dnf remove kiln".into(),
-            Origin::Pacman => "sudo pacman -R kiln".into(),
+            Origin::Pacman => "sudo pacman -R kiln-bin".into(),
             Origin::Apk => "sudo apk del kiln".into(),
             Origin::File => delete_command(files),
         }

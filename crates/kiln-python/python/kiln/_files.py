@@ -7,6 +7,7 @@ import os
 from typing import Any, Callable, Optional
 
 from . import _kiln
+from ._progress_bar import download_progress
 
 
 def pull(
@@ -18,9 +19,10 @@ def pull(
     """Downloads a model from Hugging Face into its cache and returns a summary; cached files are not downloaded again.
 
     `name` is one that `kiln models` knows (`klein-4b`) or `owner/repo`. A licence with conditions must be read and accepted.
-    `progress` is called with the file, the bytes so far and the total; an exception in it cancels the download.
+    `progress` is called with the file, the bytes so far and the total; an exception in it cancels the download. Without it, a
+    terminal shows how far the download is.
     """
-    summary: dict[str, Any] = json.loads(_kiln.pull(name, accept_license, progress))
+    summary: dict[str, Any] = json.loads(_kiln.pull(name, accept_license, progress or download_progress()))
     return summary
 
 

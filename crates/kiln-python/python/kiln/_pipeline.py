@@ -14,7 +14,7 @@ from ._model import Model
 from ._noise import Noise
 from ._pipeline_settings import DTYPES, device, dtype
 from ._pipeline_settings import settings as pipeline_settings
-from ._progress_bar import NoBar
+from ._progress_bar import progress_bar
 from ._step import Step
 
 if TYPE_CHECKING:
@@ -167,14 +167,8 @@ class Pipeline(Adapters):
         self._progress_bar_config = kwargs
 
     def progress_bar(self, iterable: Any = None, total: Optional[int] = None) -> Any:
-        """Returns a progress bar of tqdm, if it is installed."""
-        if self._progress_bar_config.get("disable"):
-            return NoBar(iterable)
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
-            return NoBar(iterable)
-        return tqdm(iterable, total=total, **self._progress_bar_config)
+        """Returns a progress bar: tqdm's if it is installed."""
+        return progress_bar(iterable, total, self._progress_bar_config)
 
     def encode_prompt(
         self,
