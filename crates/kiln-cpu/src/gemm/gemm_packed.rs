@@ -5,7 +5,7 @@ use std::ops::Range;
 use kiln_ops::Result;
 
 use super::blocks::{BlockGrid, BlockSizes, BlockTask, ScratchSizes};
-use super::{Epilogue, GemmSize, PackedFormat, PackedLeft, PackedUpdates, RowSource, SumBlock, run_epilogue};
+use super::{Epilogue, GemmSize, PackedFormat, PackedUpdates, RowSource, SumBlock, Term, run_epilogue};
 use crate::Context;
 use crate::simd::KC;
 

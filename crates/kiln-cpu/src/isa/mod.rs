@@ -6,7 +6,7 @@ mod neon;
 mod x86;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use neon::{Bf16, Dotprod, I8mm, Neon};
+pub(crate) use neon::{Bf16, Dotprod, I8mm, Neon, NeonSet};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Amx, Avx2, Avx512};
 
@@ -123,9 +123,13 @@ impl Level {
         match isa {
             Isa::Portable => Some(Level::Portable),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16 => {
-                Neon::detect(isa).map(Level::Neon)
-            }
+            Isa::Neon => Neon::detect(NeonSet::Base).map(Level::Neon),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => Neon::detect(NeonSet::Dotprod).map(Level::Neon),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Neon::detect(NeonSet::I8mm).map(Level::Neon),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonBf16 => Neon::detect(NeonSet::Bf16).map(Level::Neon),
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm | Isa::NeonBf16 => None,
             #[cfg(target_arch = "x86_64")]
@@ -152,7 +156,12 @@ impl Level {
         match self {
             Level::Portable => Isa::Portable,
             #[cfg(target_arch = "aarch64")]
-            Level::Neon(neon) => neon.isa(),
+            Level::Neon(neon) => match neon.set() {
+                NeonSet::Base => Isa::Neon,
+                NeonSet::Dotprod => Isa::NeonDotprod,
+                NeonSet::I8mm => Isa::NeonI8mm,
+                NeonSet::Bf16 => Isa::NeonBf16,
+            },
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
