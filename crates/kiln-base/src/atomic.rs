@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use tempfile::NamedTempFile;
 
+use crate::paths::{check_name, long_path};
 use crate::temporary::temporary_file;
 
 /// Writes a file whole or not at all, and syncs it to the disk. The rules are those of [`AtomicFile`].
@@ -38,8 +39,10 @@ impl AtomicFile {
     /// Starts a file that will be named `path`.
     ///
     /// Fails where `path` is a folder, a pipe or a device: the final rename would replace it. Fails also where it is a
-    /// read-only file.
+    /// read-only file, and for names that Windows takes for something else.
     pub fn create(path: &Path) -> io::Result<AtomicFile> {
+        check_name(path)?;
+        let path = &*long_path(path);
         let (target, permissions) = match fs::metadata(path) {
             Ok(old) if !old.is_file() => {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -57,15 +60,16 @@ impl AtomicFile {
         Ok(AtomicFile { file: temporary_file(folder)?, target, permissions, before })
     }
 
-    /// Starts a file that only its owner can read, whatever the permissions of an existing file are.
+    /// Starts a file that only its owner can read, whatever the permissions of an existing file are. On Windows the folder
+    /// decides who can.
     pub fn create_private(path: &Path) -> io::Result<AtomicFile> {
-        let mut file = AtomicFile::create(path)?;
+        let file = AtomicFile::create(path)?;
         #[cfg(unix)]
-        {
+        let file = {
             let permissions: Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o600);
             file.file.as_file().set_permissions(permissions.clone())?;
-            file.permissions = Some(permissions);
-        }
+            AtomicFile { permissions: Some(permissions), ..file }
+        };
         Ok(file)
     }
 
@@ -100,12 +104,53 @@ impl AtomicFile {
 
     /// Gives the file its name without waiting for the disk: a power cut may lose it.
     pub fn commit_unsynced(self) -> io::Result<()> {
-        if let Some(permissions) = self.permissions {
-            self.file.as_file().set_permissions(permissions)?;
+        if let Some(permissions) = &self.permissions {
+            self.file.as_file().set_permissions(permissions.clone())?;
         }
+        self.replace()
+    }
+
+    #[cfg(not(windows))]
+    fn replace(self) -> io::Result<()> {
         self.file.persist(&self.target)?;
         Ok(())
     }
+
+    /// Windows refuses to replace a file that is open, as virus scanners have new ones for a moment: this waits for them.
+    #[cfg(windows)]
+    fn replace(self) -> io::Result<()> {
+        use std::time::{Duration, Instant};
+        let AtomicFile { mut file, target, permissions, .. } = self;
+        let started = Instant::now();
+        loop {
+            let failed = match file.persist(&target) {
+                Ok(_) => return Ok(()),
+                Err(failed) => failed,
+            };
+            if !is_in_use(&failed.error) {
+                return Err(failed.error);
+            }
+            file = failed.file;
+            // The standard library knows how to replace a file that others have opened for sharing, as Kiln does.
+            if fs::rename(file.path(), &target).is_ok() {
+                return permissions.map_or(Ok(()), |permissions| fs::set_permissions(&target, permissions));
+            }
+            if started.elapsed() > Duration::from_secs(2) {
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another program has it open"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Whether a file could not be replaced or deleted because a program has it open or mapped.
+#[cfg(windows)]
+fn is_in_use(error: &io::Error) -> bool {
+    const ACCESS_DENIED: i32 = 5;
+    const SHARING_VIOLATION: i32 = 32;
+    const USER_MAPPED_FILE: i32 = 1224;
+    let codes = [ACCESS_DENIED, SHARING_VIOLATION, USER_MAPPED_FILE];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 #[cfg(test)]
@@ -179,6 +224,53 @@ mod tests {
         assert_eq!(names(folder.path()), ["a.png"]);
     }
 
+    #[test]
+    fn a_file_that_is_being_read_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        fs::write(&path, b"old").unwrap();
+        let mut reader = File::open(&path).unwrap();
+        write_atomic(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let mut old = String::new();
+        io::Read::read_to_string(&mut reader, &mut old).unwrap();
+        assert_eq!((old.as_str(), names(folder.path())), ("old", vec!["a.png".to_owned()]));
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn a_file_that_another_program_keeps_for_itself_is_an_error_until_it_is_closed() {
+        use std::os::windows::fs::OpenOptionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        fs::write(&path, b"old").unwrap();
+        let keep = || File::options().read(true).share_mode(1).open(&path).unwrap();
+        let kept = keep();
+        let error = write_atomic(&path, b"new").unwrap_err();
+        assert_eq!(error.to_string(), "another program has it open");
+        assert_eq!((fs::read(&path).unwrap(), names(folder.path()).len()), (b"old".to_vec(), 1));
+        let closing = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            drop(kept);
+        });
+        write_atomic(&path, b"new").unwrap();
+        closing.join().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_path_may_be_longer_than_windows_usually_takes() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = (0..6).fold(folder.path().to_owned(), |path, _| path.join("d".repeat(60)));
+        fs::create_dir_all(&deep).unwrap();
+        let path = deep.join("a.png");
+        for text in ["one", "two"] {
+            write_atomic(&path, text.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(names(&deep), ["a.png"]);
+    }
+
     #[cfg(unix)]
     #[test]
     fn links_are_followed_and_permissions_kept() {
@@ -211,16 +303,19 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_read_only_file_is_kept() {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.png");
         fs::write(&path, b"old").unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+        let writable = fs::metadata(&path).unwrap().permissions();
+        let mut read_only = writable.clone();
+        read_only.set_readonly(true);
+        fs::set_permissions(&path, read_only).unwrap();
         assert!(write_atomic(&path, b"new").is_err());
         assert_eq!(fs::read(&path).unwrap(), b"old");
+        // Windows deletes no read-only file with its folder.
+        fs::set_permissions(&path, writable).unwrap();
     }
 
     #[cfg(unix)]
@@ -228,5 +323,16 @@ mod tests {
     fn writing_to_a_device_is_an_error_and_leaves_it() {
         assert!(write_atomic(Path::new("/dev/null"), b"one").is_err());
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn a_name_that_windows_takes_for_something_else_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["nul", "aux.png", "a.png.", "a.png:b"] {
+            let error = write_atomic(&folder.path().join(name), b"one").unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidFilename, "{name}");
+        }
+        assert!(names(folder.path()).is_empty());
     }
 }

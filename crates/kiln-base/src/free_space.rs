@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Returns the bytes that the user may still write to the disk of an existing file or folder; `None` if the system does
-/// not tell.
+/// Returns the bytes that the user may still write to the disk of an existing folder; `None` if the system does not
+/// tell.
 #[cfg(unix)]
 pub fn free_space(path: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(path).ok()?;
@@ -11,13 +11,13 @@ pub fn free_space(path: &Path) -> Option<u64> {
     (disk.f_blocks > 0).then(|| disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Returns `None`: the system is not asked.
-#[cfg(not(unix))]
-pub fn free_space(_: &Path) -> Option<u64> {
-    None
+/// Returns the bytes that the user may still write to the disk of an existing folder; `None` if the system does not tell.
+#[cfg(windows)]
+pub fn free_space(path: &Path) -> Option<u64> {
+    kiln_windows::free_space(path).ok()
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,6 +1,8 @@
 //! Which file it is and whether it has changed, as the system tells without reading it.
 
-use std::fs::{self, File, Metadata};
+#[cfg(unix)]
+use std::fs;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -21,12 +23,35 @@ pub struct FileIdentity {
 
 impl FileIdentity {
     /// The identity of an open file; `path` is its name.
+    #[cfg(unix)]
+    pub fn of(file: &File, _: &Path) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::new(&file.metadata()?))
+    }
+
+    /// The identity of an open file; `path` is its name.
+    #[cfg(windows)]
     pub fn of(file: &File, path: &Path) -> io::Result<FileIdentity> {
-        Ok(FileIdentity::new(&file.metadata()?, path))
+        let metadata = file.metadata()?;
+        let (size, modified) = (metadata.len(), metadata.modified().ok());
+        // Some network drives have no numbers of files.
+        let Ok(id) = kiln_windows::FileId::of(file) else {
+            let text = format!("{size} {modified:?} {:?} {}", metadata.created().ok(), path.display());
+            return Ok(FileIdentity { text, changed: modified });
+        };
+        let kiln_windows::FileId { volume, file, changed } = id;
+        // As in Unix's times of inodes: programs set the time of modification alone.
+        const UNIX_EPOCH: i64 = 116_444_736_000_000_000;
+        let since = changed.checked_sub(UNIX_EPOCH).and_then(|ticks| u64::try_from(ticks).ok());
+        let time = since.and_then(|ticks| {
+            let since = Duration::new(ticks / 10_000_000, (ticks % 10_000_000 * 100) as u32);
+            SystemTime::UNIX_EPOCH.checked_add(since)
+        });
+        let latest = modified.zip(time).map(|(a, b)| a.max(b));
+        Ok(FileIdentity { text: format!("{volume} {file} {size} {modified:?} {changed}"), changed: latest })
     }
 
     #[cfg(unix)]
-    fn new(metadata: &Metadata, _: &Path) -> FileIdentity {
+    fn new(metadata: &fs::Metadata) -> FileIdentity {
         use std::os::unix::fs::MetadataExt;
         let (device, inode, size) = (metadata.dev(), metadata.ino(), metadata.size());
         let modified = (metadata.mtime(), metadata.mtime_nsec());
@@ -38,12 +63,6 @@ impl FileIdentity {
         };
         let latest = time(modified).zip(time(changed)).map(|(a, b)| a.max(b));
         FileIdentity { text: format!("{device} {inode} {size} {modified:?} {changed:?}"), changed: latest }
-    }
-
-    #[cfg(not(unix))]
-    fn new(metadata: &Metadata, path: &Path) -> FileIdentity {
-        let times = [metadata.modified().ok(), metadata.created().ok()];
-        FileIdentity { text: format!("{} {times:?} {}", metadata.len(), path.display()), changed: times[0] }
     }
 
     /// The identity as a text, for keys.
@@ -58,22 +77,50 @@ impl FileIdentity {
     }
 }
 
+/// Whether two paths lead to the same file, also through links.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// The device and the number of a file.
+#[cfg(unix)]
+fn place(path: &Path) -> io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = fs::metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// The volume and the number of a file.
+#[cfg(windows)]
+fn place(path: &Path) -> io::Result<(u64, u128)> {
+    let id = kiln_windows::FileId::of(&File::open(path)?)?;
+    Ok((id.volume, id.file))
+}
+
 /// A text that identifies this build of the program, or of the library that a program has loaded: for keys of results that
 /// another build may round differently.
 pub fn program_identity() -> &'static str {
     static IDENTITY: LazyLock<String> = LazyLock::new(|| {
-        let identity = of_library().or_else(|| {
-            // Linux follows this link even if the program was replaced since it was started.
-            let own = Path::new(if cfg!(target_os = "linux") { "/proc/self/exe" } else { "" });
-            let program = std::env::current_exe().ok()?;
-            let metadata = fs::metadata(own).or_else(|_| fs::metadata(&program)).ok()?;
-            Some(FileIdentity::new(&metadata, &program).text)
-        });
+        let identity = of_library().or_else(of_program);
         // Unknown: a text that no other process has.
         let unknown = || format!("process {} {:?}", std::process::id(), SystemTime::now());
         identity.unwrap_or_else(unknown)
     });
     &IDENTITY
+}
+
+#[cfg(unix)]
+fn of_program() -> Option<String> {
+    // Linux follows this link even if the program was replaced since it was started.
+    let own = Path::new(if cfg!(target_os = "linux") { "/proc/self/exe" } else { "" });
+    let metadata = fs::metadata(own).or_else(|_| fs::metadata(std::env::current_exe()?)).ok()?;
+    Some(FileIdentity::new(&metadata).text)
+}
+
+/// [`of_library`] has it.
+#[cfg(windows)]
+fn of_program() -> Option<String> {
+    None
 }
 
 /// The identity of the file that this code was loaded from, which is a library's in C and Python programs.
@@ -95,16 +142,25 @@ fn of_library() -> Option<String> {
     let path = Path::new(fields.next()?.trim_start());
     // Not that of a newer file of this name.
     let metadata = fs::metadata(path).ok().filter(|metadata| metadata.ino() == inode)?;
-    Some(FileIdentity::new(&metadata, path).text)
+    Some(FileIdentity::new(&metadata).text)
 }
 
-#[cfg(not(target_os = "linux"))]
+/// The identity of the file that this code was loaded from. Windows lets nobody replace it meanwhile.
+#[cfg(windows)]
+fn of_library() -> Option<String> {
+    let path = kiln_windows::own_file().ok()?;
+    Some(FileIdentity::of(&File::open(&path).ok()?, &path).ok()?.text)
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
 fn of_library() -> Option<String> {
     None
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn identity(path: &Path) -> FileIdentity {
@@ -115,7 +171,7 @@ mod tests {
     fn a_new_file_is_not_settled_even_if_its_modification_time_is_set() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
-        assert_eq!(identity(file.path()).is_settled(), !cfg!(unix));
+        assert!(!identity(file.path()).is_settled());
         let settled = |changed| FileIdentity { text: String::new(), changed: Some(changed) }.is_settled();
         assert!(settled(SystemTime::now() - 2 * SETTLED) && !settled(SystemTime::now()));
         assert!(!settled(SystemTime::now() + 2 * SETTLED), "the clocks differ");
@@ -137,10 +193,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_many_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("a"), "same").unwrap();
+        fs::write(path("b"), "same").unwrap();
+        fs::hard_link(path("a"), path("hard")).unwrap();
+        fs::create_dir(path("c")).unwrap();
+        assert!(is_same_file(&path("a"), &path("hard")) && is_same_file(&path("a"), &path("c/../a")));
+        assert!(!is_same_file(&path("a"), &path("b")) && !is_same_file(&path("a"), &path("none")));
+        #[cfg(windows)]
+        assert!(is_same_file(&path("a"), &path("A")));
+    }
+
+    #[test]
     fn the_program_is_its_own_file() {
         let program = std::env::current_exe().unwrap();
         assert_eq!(program_identity(), identity(&program).as_str());
-        #[cfg(target_os = "linux")]
+        #[cfg(any(target_os = "linux", windows))]
         assert_eq!(of_library().as_deref(), Some(identity(&program).as_str()));
     }
 }

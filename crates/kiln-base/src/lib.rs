@@ -1,5 +1,5 @@
-//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, free space, the identity of files, hex, sizes,
-//! locks, text for terminals.
+//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, names and paths, free space, the identity of files,
+//! hex, sizes, locks, text for terminals.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -19,6 +19,7 @@ pub mod folders;
 mod free_space;
 mod hex;
 mod identity;
+mod paths;
 mod printable;
 mod regular;
 mod sizes;
@@ -29,7 +30,8 @@ pub use atomic::{AtomicFile, write_atomic};
 pub use file_lock::{FileLock, lock_file};
 pub use free_space::free_space;
 pub use hex::hex;
-pub use identity::{FileIdentity, program_identity};
+pub use identity::{FileIdentity, is_same_file, program_identity};
+pub use paths::{long_path, windows_name_problem};
 pub use printable::{printable, printable_line, without_folders};
 pub use regular::{open_input, open_regular, read_regular, read_regular_text};
 pub use sizes::{is_or_are, parse_bytes, plural};

@@ -53,7 +53,8 @@ fn leads_to_a_file(path: &std::path::Path) -> bool {
     const FILES: [&str; 10] =
         ["safetensors", "gguf", "json", "jinja", "txt", "toml", "png", "jpg", "webp", "sqlite"];
     let extension = path.extension().and_then(|extension| extension.to_str());
-    path.is_absolute()
+    // On Windows, a path without a drive is not absolute.
+    path.has_root()
         || path.starts_with(".")
         || path.starts_with("..")
         || (path.components().count() > 1 && extension.is_some_and(|extension| FILES.contains(&extension)))
@@ -110,7 +111,6 @@ mod tests {
         assert!(matches!(printable("one\ntwo"), Cow::Borrowed(_)));
     }
 
-    #[cfg(unix)]
     #[test]
     fn folders_of_quoted_paths_are_cut_off() {
         let text = "tensor `a/b` in `/srv/m/x.safetensors` and `/srv/m`: 3/4 `/` of /srv";
@@ -118,6 +118,8 @@ mod tests {
         for same in ["", "plain", "`styles/ink`", "one ` quote", "/srv/a `b` /srv/c"] {
             assert!(matches!(without_folders(same), Cow::Borrowed(text) if text == same), "{same}");
         }
+        #[cfg(windows)]
+        assert_eq!(without_folders(r"`C:\m\x.gguf`, `\\?\C:\m\y`, `a\z.png`"), "`x.gguf`, `y`, `z.png`");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
+use crate::paths::check_name;
+
 /// Opens a regular file for reading.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     check_regular(path)?;
@@ -35,6 +37,8 @@ pub fn read_regular_text(path: &Path) -> io::Result<String> {
 }
 
 fn check_regular(path: &Path) -> io::Result<()> {
+    // Windows tells nothing of its devices.
+    check_name(path)?;
     let metadata = fs::metadata(path)?;
     if metadata.is_dir() {
         return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder"));
@@ -45,7 +49,7 @@ fn check_regular(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -60,8 +64,12 @@ mod tests {
         );
         assert!(open_input(&file).is_ok());
         for open in [open_regular, open_input] {
-            let error = open(Path::new("/dev/zero")).unwrap_err().to_string();
-            assert_eq!(error, "it is not a regular file");
+            let (device, problem) = if cfg!(windows) {
+                ("NUL", "Windows reserves this name for a device")
+            } else {
+                ("/dev/zero", "it is not a regular file")
+            };
+            assert_eq!(open(Path::new(device)).unwrap_err().to_string(), problem);
             assert_eq!(open(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
             assert_eq!(open(&folder.path().join("b")).unwrap_err().kind(), ErrorKind::NotFound);
         }

@@ -29,9 +29,9 @@ pub(crate) fn temporary_file(folder: &Path) -> io::Result<NamedTempFile> {
 /// A temporary folder, locked until it is dropped. Unless it is renamed, dropping it removes it.
 #[derive(Debug)]
 pub struct TemporaryFolder {
-    folder: TempDir,
-    /// Holds the lock; `None` on systems that can't lock a folder.
+    // Before the folder: it can't be removed while it is locked.
     _lock: Option<File>,
+    folder: TempDir,
 }
 
 impl TemporaryFolder {
@@ -39,11 +39,8 @@ impl TemporaryFolder {
     pub fn create(parent: &Path) -> io::Result<TemporaryFolder> {
         loop {
             let folder = Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(parent)?;
-            let Some(lock) = open_folder(folder.path()) else {
-                return Ok(TemporaryFolder { folder, _lock: None });
-            };
-            if claim(&lock, folder.path()) {
-                return Ok(TemporaryFolder { folder, _lock: Some(lock) });
+            if let Some(_lock) = lock_folder(folder.path()) {
+                return Ok(TemporaryFolder { _lock, folder });
             }
         }
     }
@@ -55,9 +52,12 @@ impl TemporaryFolder {
 
     /// Gives it another name in the same file system.
     pub fn rename(self, to: &Path) -> io::Result<()> {
-        fs::rename(self.path(), to)?;
+        let TemporaryFolder { _lock, folder } = self;
+        // Windows renames no folder that is locked.
+        drop(_lock.filter(|_| cfg!(windows)));
+        fs::rename(folder.path(), to)?;
         // Renamed: nothing is left to remove.
-        let _ = self.folder.keep();
+        let _ = folder.keep();
         Ok(())
     }
 }
@@ -78,9 +78,8 @@ pub fn remove_stale(folder: &Path) {
         if kind.is_file() {
             let opened = OpenOptions::new().read(true).write(true).open(&path).ok();
             let _ = opened.filter(|file| file.try_lock().is_ok()).map(|_lock| fs::remove_file(&path));
-        } else if kind.is_dir() {
-            let opened = open_folder(&path);
-            let _ = opened.filter(|file| file.try_lock().is_ok()).map(|_lock| fs::remove_dir_all(&path));
+        } else if kind.is_dir() && is_abandoned(&path) {
+            let _ = fs::remove_dir_all(&path);
         }
     }
 }
@@ -95,9 +94,50 @@ fn claim(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Opens a folder to lock it; `None` where the system can't.
-fn open_folder(path: &Path) -> Option<File> {
-    if cfg!(unix) { File::open(path).ok() } else { None }
+/// Locks a folder that was just created; `Some(None)` where that can't be done, `None` if [`remove_stale`] of another process
+/// took it before that.
+#[cfg(unix)]
+fn lock_folder(path: &Path) -> Option<Option<File>> {
+    let Ok(file) = File::open(path) else { return Some(None) };
+    claim(&file, path).then_some(Some(file))
+}
+
+/// Whether nobody has locked a folder.
+#[cfg(unix)]
+fn is_abandoned(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| file.try_lock().is_ok())
+}
+
+/// A folder of Windows has no locks, but who opens it can forbid that it is deleted.
+#[cfg(windows)]
+fn lock_folder(path: &Path) -> Option<Option<File>> {
+    let lock = open_folder(path, GENERIC_READ, SHARE_READ | SHARE_WRITE);
+    path.exists().then(|| lock.ok())
+}
+
+/// Whether nobody forbids that a folder is deleted.
+#[cfg(windows)]
+fn is_abandoned(path: &Path) -> bool {
+    open_folder(path, DELETE, SHARE_READ | SHARE_WRITE | SHARE_DELETE).is_ok()
+}
+
+#[cfg(windows)]
+const GENERIC_READ: u32 = 0x8000_0000;
+#[cfg(windows)]
+const DELETE: u32 = 0x1_0000;
+#[cfg(windows)]
+const SHARE_READ: u32 = 1;
+#[cfg(windows)]
+const SHARE_WRITE: u32 = 2;
+#[cfg(windows)]
+const SHARE_DELETE: u32 = 4;
+
+#[cfg(windows)]
+fn open_folder(path: &Path, access: u32, share: u32) -> io::Result<File> {
+    use std::os::windows::fs::OpenOptionsExt;
+    // Without it, folders can't be opened.
+    const FLAG_BACKUP_SEMANTICS: u32 = 0x200_0000;
+    OpenOptions::new().access_mode(access).share_mode(share).custom_flags(FLAG_BACKUP_SEMANTICS).open(path)
 }
 
 #[cfg(test)]
@@ -124,8 +164,7 @@ mod tests {
         fs::write(folder.path().join(".kiln-AbCdEf.tmp"), "half").unwrap();
         fs::create_dir_all(folder.path().join(".kiln-GhIjKl.tmp/transformer")).unwrap();
         remove_stale(folder.path());
-        let left = fs::read_dir(folder.path()).unwrap().count();
-        assert_eq!(left, if cfg!(unix) { 0 } else { 1 });
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         remove_stale(&folder.path().join("none"));
     }
 

@@ -43,6 +43,9 @@ impl CudaLibrary {
     /// Name for messages.
     pub const fn name(self) -> &'static str {
         match self {
+            CudaLibrary::Driver if cfg!(windows) => "the NVIDIA driver (nvcuda.dll)",
+            CudaLibrary::Nvrtc if cfg!(windows) => "NVRTC (nvrtc64_*.dll)",
+            CudaLibrary::CublasLt if cfg!(windows) => "cuBLASLt (cublasLt64_*.dll)",
             CudaLibrary::Driver => "the NVIDIA driver (libcuda)",
             CudaLibrary::Nvrtc => "NVRTC (libnvrtc)",
             CudaLibrary::CublasLt => "cuBLASLt (libcublasLt)",
@@ -107,8 +110,7 @@ pub(crate) fn load(library: CudaLibrary) -> Result<LoadedLibrary> {
     let paths =
         if UNAVAILABLE.is_none() { candidates(library, &SearchPaths::from_env()) } else { Vec::new() };
     for path in paths {
-        // SAFETY: NVIDIA's libraries have no load-time requirements on the process.
-        match unsafe { Library::new(&path) } {
+        match open(&path) {
             Ok(library) => return Ok(LoadedLibrary { library, path: resolve_path(path) }),
             // Report files that exist but fail to load, not bare names the loader does not know.
             Err(e) if path.is_absolute() => {
@@ -118,6 +120,31 @@ pub(crate) fn load(library: CudaLibrary) -> Result<LoadedLibrary> {
         }
     }
     Err(unusable.unwrap_or(Error::Missing { library: library.name(), install: library.install() }))
+}
+
+#[cfg(unix)]
+fn open(path: &Path) -> std::result::Result<Library, libloading::Error> {
+    // SAFETY: NVIDIA's libraries have no load-time requirements on the process.
+    unsafe { Library::new(path) }
+}
+
+/// Loads a library of Windows, and those that it needs from its own folder or the system's: never from the current folder, where
+/// anyone may have put one of that name.
+#[cfg(windows)]
+fn open(path: &Path) -> std::result::Result<Library, libloading::Error> {
+    use libloading::os::windows::{
+        LOAD_LIBRARY_SEARCH_DEFAULT_DIRS, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, Library as WindowsLibrary,
+    };
+    let flags = LOAD_LIBRARY_SEARCH_DEFAULT_DIRS | LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR;
+    // SAFETY: NVIDIA's libraries have no load-time requirements on the process.
+    let load = |path: &Path| unsafe { WindowsLibrary::load_with_flags(path, flags) };
+    let library = load(path)?;
+    // NVRTC loads this one by its name alone, for which Windows takes a library that is there already.
+    let beside = versions_in(path.parent().unwrap_or(path), "nvrtc-builtins64_");
+    if file_name(path).starts_with("nvrtc64_") {
+        beside.iter().filter_map(|path| load(path).ok()).for_each(std::mem::forget);
+    }
+    Ok(library.into())
 }
 
 /// Returns the full path of a library that the loader found by name.
@@ -178,12 +205,11 @@ fn python_packages() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
     for folder in env::var_os("PATH").map(|path| split(&path)).unwrap_or_default() {
-        // The environment's root is the folder above `bin`.
-        let python = folder.join("python3");
-        if python.is_file()
-            && let Some(root) = folder.parent()
-        {
-            roots.push(root.to_owned());
+        // The environment's root is the folder above `bin` or `Scripts`.
+        if folder.join("python3").is_file() || folder.join("python.exe").is_file() {
+            roots.extend(folder.parent().map(Path::to_owned));
+            // On Windows, Python is in the root of its installation.
+            roots.extend(cfg!(windows).then(|| folder.clone()));
         }
     }
     if let Some(home) = kiln_base::folders::home() {
@@ -218,13 +244,32 @@ pub(crate) fn candidates(library: CudaLibrary, paths: &SearchPaths) -> Vec<PathB
             let folder = packages.join("nvidia").join(folder);
             folders.extend(["lib", "bin", "bin/x86_64"].map(|sub| folder.join(sub)));
         }
+        // PyTorch for Windows has them inside.
+        if cfg!(windows) && library != CudaLibrary::Driver {
+            folders.push(packages.join("torch").join("lib"));
+        }
     }
     let in_folders = |folders: &[PathBuf]| -> Vec<PathBuf> {
         let paths = folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file)));
         paths.filter(|path| path.is_file()).collect()
     };
-    let by_name = files.iter().map(PathBuf::from).collect();
-    [in_folders(&paths.user), by_name, in_folders(&folders)].concat()
+    [in_folders(&paths.user), by_loader(library, &in_folders), in_folders(&folders)].concat()
+}
+
+/// Names that the loader finds.
+#[cfg(unix)]
+fn by_loader(library: CudaLibrary, _: &dyn Fn(&[PathBuf]) -> Vec<PathBuf>) -> Vec<PathBuf> {
+    library.files().iter().map(PathBuf::from).collect()
+}
+
+/// Where Windows' loader would look, as full paths. It would also look into the current folder.
+#[cfg(windows)]
+fn by_loader(library: CudaLibrary, in_folders: &dyn Fn(&[PathBuf]) -> Vec<PathBuf>) -> Vec<PathBuf> {
+    let system = kiln_windows::system_folder().ok();
+    let listed = env::var_os("PATH").filter(|_| library != CudaLibrary::Driver);
+    let listed = listed.map(|path| split(&path)).unwrap_or_default();
+    let folders = system.into_iter().chain(listed.into_iter().filter(|folder| folder.is_absolute()));
+    in_folders(&folders.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -252,9 +297,22 @@ mod tests {
         };
         let found = candidates(CudaLibrary::Nvrtc, &paths);
         let at = |path: &Path| found.iter().position(|p| p == path).unwrap();
-        assert!(at(&user) < at(Path::new(&file)));
-        assert!(at(Path::new(&file)) < at(&toolkit));
-        assert!(at(&toolkit) < at(&wheel));
+        assert!(at(&user) < at(&toolkit) && at(&toolkit) < at(&wheel));
+        if cfg!(unix) {
+            assert!(at(&user) < at(Path::new(&file)) && at(Path::new(&file)) < at(&toolkit));
+        }
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn nothing_is_loaded_by_its_name_which_might_be_in_the_current_folder() {
+        let paths = SearchPaths::from_env();
+        for library in CudaLibrary::ALL {
+            assert!(candidates(library, &paths).iter().all(|path| path.is_absolute()), "{library:?}");
+        }
+        let driver = candidates(CudaLibrary::Driver, &SearchPaths::default());
+        let system = kiln_windows::system_folder().unwrap();
+        assert!(driver.iter().all(|path| path.parent() == Some(&system)), "{driver:?}");
     }
 
     #[test]
@@ -269,6 +327,7 @@ mod tests {
     #[test]
     fn folders_without_the_file_are_not_tried() {
         let paths = SearchPaths { toolkits: vec!["/nowhere".into()], ..SearchPaths::default() };
-        assert!(candidates(CudaLibrary::Nvrtc, &paths).iter().all(|path| !path.is_absolute()));
+        let found = candidates(CudaLibrary::Nvrtc, &paths);
+        assert!(found.iter().all(|path| !path.starts_with("/nowhere")), "{found:?}");
     }
 }

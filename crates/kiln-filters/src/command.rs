@@ -1,6 +1,6 @@
 //! A check by a program: the image on standard input, the prompt in a variable or a file, the answer as exit status.
 //!
-//! The program runs in a process group of its own, which is killed when the time is over, when the check is cancelled and
+//! The program runs in a process group of its own, on Windows a job object, which is killed when the time is over, when the check is cancelled and
 //! when the program has ended: nothing that it started goes on. Pipes are served by threads that end with them.
 
 use std::io::{ErrorKind, Read, Write};
@@ -88,13 +88,13 @@ impl CommandCheck {
         let file = prompt_file(prompt)
             .map_err(|error| Refusal::Failed(format!("can't write the prompt to a file: {error}")))?;
         let mut command = self.command(prompt, file.as_ref().map(NamedTempFile::path));
-        let mut child = ChildGroup(start(&mut command).map_err(failed)?);
-        if let Some(mut stdin) = child.0.stdin.take() {
+        let mut child = ChildGroup::new(start(&mut command).map_err(failed)?);
+        if let Some(mut stdin) = child.child.stdin.take() {
             // A program that does not read the whole image closes the pipe; its answer counts all the same.
             std::thread::spawn(move || drop(stdin.write_all(&png)));
         }
-        let stdout = read(child.0.stdout.take());
-        let stderr = read(child.0.stderr.take());
+        let stdout = read(child.child.stdout.take());
+        let stderr = read(child.child.stderr.take());
         let status = child.wait(waiting, &stdout)?;
         let closing = Waiting { deadline: waiting.deadline.min(Instant::now() + CLOSING), ..*waiting };
         let answer = closing.receive(&stdout.done)?;
@@ -138,20 +138,34 @@ fn start(command: &mut Command) -> std::io::Result<Child> {
 
 /// Whether a program is a file, or in `PATH`.
 fn is_found(program: &str) -> bool {
-    if Path::new(program).components().count() > 1 {
-        return Path::new(program).is_file();
-    }
+    // Windows adds the extension by itself.
+    let with_extension = format!("{program}.exe");
     let name = |folder: &Path| {
-        let path = folder.join(program);
-        path.is_file() || (cfg!(windows) && path.with_extension("exe").is_file())
+        folder.join(program).is_file() || (cfg!(windows) && folder.join(&with_extension).is_file())
     };
+    if Path::new(program).components().count() > 1 {
+        return name(Path::new(""));
+    }
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| name(&folder)))
 }
 
 /// A running program; its whole process group is killed when this is dropped.
-struct ChildGroup(Child);
+struct ChildGroup {
+    child: Child,
+    /// `None` if Windows refused: then the program itself is killed, but not what it has started.
+    #[cfg(windows)]
+    tree: Option<kiln_windows::ProcessTree>,
+}
 
 impl ChildGroup {
+    fn new(child: Child) -> ChildGroup {
+        ChildGroup {
+            #[cfg(windows)]
+            tree: kiln_windows::ProcessTree::new(&child).ok(),
+            child,
+        }
+    }
+
     /// Waits until the program ends, and ends what it has started.
     fn wait(mut self, waiting: &Waiting<'_>, output: &Output) -> Result<ExitStatus, Refusal> {
         let mut pause = Duration::from_millis(1);
@@ -163,14 +177,14 @@ impl ChildGroup {
             pause = (2 * pause).min(POLL);
         }
         self.kill();
-        self.0.wait().map_err(failed)
+        self.child.wait().map_err(failed)
     }
 
     /// Whether the program has ended. Its process id stays taken, so that it still names the group.
     #[cfg(unix)]
     fn has_ended(&mut self) -> std::io::Result<bool> {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
-        let Some(id) = self.group() else { return Ok(self.0.try_wait()?.is_some()) };
+        let Some(id) = self.group() else { return Ok(self.child.try_wait()?.is_some()) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match waitid(WaitId::Pid(id), options) {
             Ok(status) => Ok(status.is_some()),
@@ -179,14 +193,14 @@ impl ChildGroup {
         }
     }
 
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     fn has_ended(&mut self) -> std::io::Result<bool> {
-        Ok(self.0.try_wait()?.is_some())
+        Ok(self.child.try_wait()?.is_some())
     }
 
     #[cfg(unix)]
     fn group(&self) -> Option<rustix::process::Pid> {
-        i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw)
+        i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw)
     }
 
     /// Kills the program and what it has started, unless it is waited for already.
@@ -196,16 +210,18 @@ impl ChildGroup {
             // Fails if nothing is left of the group.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
-        let _ = self.0.kill();
+        #[cfg(windows)]
+        let _ = self.tree.as_ref().map(kiln_windows::ProcessTree::kill);
+        let _ = self.child.kill();
     }
 }
 
 impl Drop for ChildGroup {
     fn drop(&mut self) {
         // A program that was waited for has a status; its process id may belong to another one by now.
-        if self.0.try_wait().is_ok_and(|status| status.is_none()) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
             self.kill();
-            let _ = self.0.wait();
+            let _ = self.child.wait();
         }
     }
 }

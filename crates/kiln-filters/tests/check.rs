@@ -54,6 +54,29 @@ fn the_exit_status_accepts_or_refuses() {
     }
 }
 
+/// What the scripts of a Unix shell test elsewhere, as far as a batch file can.
+#[cfg(windows)]
+#[test]
+fn a_batch_file_accepts_refuses_and_is_ended_with_what_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a check.bat");
+    let lines = [
+        "@echo off",
+        "if \"%KILN_PROMPT%\"==\"good\" exit /b 0",
+        "if \"%KILN_PROMPT%\"==\"bad\" (echo too red& exit /b 1)",
+        "if \"%KILN_PROMPT%\"==\"crash\" (echo loading failed 1>&2& exit /b 7)",
+        "ping -n 600 127.0.0.1 > nul",
+    ];
+    std::fs::write(&path, lines.join("\r\n")).unwrap();
+    let check = |timeout| ImageCheck::new(&format!("'{}'", path.display()), timeout).unwrap();
+    assert_eq!(run(&check(TIMEOUT), "good"), Ok(()));
+    assert_eq!(run(&check(TIMEOUT), "bad"), refused("too red"));
+    assert_failed(run(&check(TIMEOUT), "crash"), "loading failed");
+    let begin = Instant::now();
+    assert_failed(run(&check(Duration::from_secs(2)), "hang"), "2 s");
+    assert!(begin.elapsed() < Duration::from_secs(10), "the pipes are open as long as a process has them");
+}
+
 #[cfg(unix)]
 #[test]
 fn the_program_gets_the_image_and_the_prompt() {

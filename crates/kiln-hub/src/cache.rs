@@ -5,6 +5,8 @@
 //!                     refs/main                    the commit of a revision
 //!                     snapshots/<commit>/<path>    links to blobs
 //! ```
+//!
+//! Where the system has no symbolic links for the user, as Windows by default, the files themselves lie in the snapshots.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,6 +16,7 @@ use kiln_family::Companion;
 
 use crate::error::io;
 use crate::name::is_path_component;
+use crate::remote_file::RemoteFile;
 use crate::select::{COMPONENTS, is_weights, matching};
 use crate::{ModelName, Result};
 
@@ -165,7 +168,7 @@ impl Cache {
         let commit = commit.map_or_else(|| revision.to_owned(), |text| text.trim().to_owned());
         let snapshot = folder.join("snapshots").join(Some(commit).filter(|c| is_path_component(c))?);
         let files = files_below(&snapshot);
-        let bytes = size_of_blobs(&folder);
+        let bytes = size_on_disk(&folder);
         if files.is_empty() && bytes == 0 {
             return None;
         }
@@ -228,7 +231,7 @@ impl Cache {
     /// Removes a repository. Returns the number of bytes freed.
     pub fn remove(&self, repo: &str) -> Result<u64> {
         let folder = self.repo(repo);
-        let bytes = size_of_blobs(&folder);
+        let bytes = size_on_disk(&folder);
         fs::remove_dir_all(&folder).map_err(io("remove", folder))?;
         Ok(bytes)
     }
@@ -264,7 +267,7 @@ impl Cache {
     /// repository without files.
     fn remove_files(&self, repo: &str, select: &dyn Fn(&Path, &[String]) -> Vec<String>) -> Result<u64> {
         let folder = self.repo(repo);
-        let (mut kept, mut removed) = (BTreeSet::new(), BTreeSet::new());
+        let (mut kept, mut removed, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0);
         for snapshot in fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten() {
             let files = files_below(&snapshot.path());
             let chosen = select(&snapshot.path(), &files);
@@ -272,6 +275,7 @@ impl Cache {
                 let path = snapshot.path().join(&file);
                 let blob = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
                 if chosen.contains(&file) {
+                    bytes += own_size(&path);
                     fs::remove_file(&path).map_err(io("remove", &path))?;
                     removed.insert(blob);
                 } else {
@@ -280,10 +284,9 @@ impl Cache {
             }
         }
         if kept.is_empty() && !is_incomplete(&folder) {
-            return self.remove(repo);
+            return Ok(bytes + self.remove(repo)?);
         }
         let blobs = fs::canonicalize(folder.join("blobs")).unwrap_or_default();
-        let mut bytes = 0;
         // A link may lead anywhere: only files in the cache are removed.
         for blob in removed.difference(&kept).filter(|blob| blob.parent() == Some(&blobs)) {
             bytes += fs::metadata(blob).map_or(0, |metadata| metadata.len());
@@ -292,23 +295,42 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Links a blob into a snapshot.
+    fn snapshot_file(&self, repo: &str, commit: &str, path: &str) -> PathBuf {
+        self.repo(repo).join("snapshots").join(commit).join(path)
+    }
+
+    /// Whether a snapshot has a file, or a link to it.
+    pub(crate) fn is_in_snapshot(&self, repo: &str, commit: &str, file: &RemoteFile) -> bool {
+        let found = self.snapshot_file(repo, commit, &file.path).metadata();
+        found.is_ok_and(|found| found.is_file() && found.len() == file.size)
+    }
+
+    /// The bytes of a file that are downloaded already.
+    pub(crate) fn downloaded(&self, repo: &str, commit: &str, file: &RemoteFile) -> u64 {
+        let blob = self.repo(repo).join("blobs").join(&file.hash);
+        let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+        if self.is_in_snapshot(repo, commit, file) {
+            return file.size;
+        }
+        size(&blob).max(size(&blob.with_extension("incomplete")))
+    }
+
+    /// Links a blob into a snapshot, in place of what is there. Without symbolic links, the blob itself becomes the file.
     pub(crate) fn link(&self, repo: &str, commit: &str, path: &str, hash: &str) -> Result<()> {
-        let file = self.repo(repo).join("snapshots").join(commit).join(path);
+        let file = self.snapshot_file(repo, commit, path);
         let blob = self.repo(repo).join("blobs").join(hash);
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder).map_err(io("create", folder))?;
-        }
-        if file.exists() {
-            return Ok(());
         }
         // A dangling link would be in the way.
         let _ = fs::remove_file(&file);
         let parents = "../".repeat(2 + path.split('/').count() - 1);
         let linked = symlink(&PathBuf::from(format!("{parents}blobs/{hash}")), &file);
-        // Symbolic links may need special rights (Windows): fall back to a hard link, then to a copy.
-        let linked = linked.or_else(|_| fs::hard_link(&blob, &file));
-        linked.or_else(|_| fs::copy(&blob, &file).map(drop)).map_err(io("write", &file))
+        // Wine says that it has made a link, and has not.
+        if linked.is_ok() && file.exists() {
+            return Ok(());
+        }
+        fs::rename(&blob, &file).map_err(io("write", &file))
     }
 
     /// Records the commit of a revision.
@@ -331,7 +353,8 @@ fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
 
 #[cfg(windows)]
 fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
-    std::os::windows::fs::symlink_file(target, link)
+    // A link's target is taken as it is, and Windows follows no `/`.
+    std::os::windows::fs::symlink_file(target.components().collect::<PathBuf>(), link)
 }
 
 /// The blobs of a repository: their paths and sizes.
@@ -340,8 +363,16 @@ fn blobs(folder: &Path) -> impl Iterator<Item = (PathBuf, u64)> {
     entries.map(|entry| (entry.path(), entry.metadata().map_or(0, |metadata| metadata.len())))
 }
 
-fn size_of_blobs(folder: &Path) -> u64 {
-    blobs(folder).map(|(_, bytes)| bytes).sum()
+/// The size of a repository: that of its blobs, and of files that lie in the snapshots themselves.
+fn size_on_disk(folder: &Path) -> u64 {
+    let snapshots = folder.join("snapshots");
+    let files = files_below(&snapshots).into_iter().map(|path| own_size(&snapshots.join(path)));
+    blobs(folder).map(|(_, bytes)| bytes).chain(files).sum()
+}
+
+/// The size of a file; 0 for a link.
+fn own_size(path: &Path) -> u64 {
+    path.symlink_metadata().ok().filter(|metadata| metadata.is_file()).map_or(0, |metadata| metadata.len())
 }
 
 /// Whether a download into a repository's folder is unfinished.

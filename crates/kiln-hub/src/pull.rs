@@ -1,7 +1,7 @@
 //! Pulling: downloading all files of a model into the cache, with those of other repositories that it needs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 
 use crate::client::{Client, RepoListing};
@@ -166,13 +166,9 @@ pub fn plan(settings: &HubSettings, name: &ModelName) -> Result<PullPlan> {
     let RepoListing { commit, files, licence, .. } = listing;
     let files = select::select(name, files)?;
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0u64, u64::saturating_add);
-    let folder = Cache::new(&settings.cache).repo(&name.repo);
-    let missing = |file: &RemoteFile| {
-        let blob = folder.join("blobs").join(&file.hash);
-        let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
-        let present = size(&blob).max(size(&blob.with_extension("incomplete")));
-        file.size.saturating_sub(present)
-    };
+    let cache = Cache::new(&settings.cache);
+    let folder = cache.repo(&name.repo);
+    let missing = |file: &RemoteFile| file.size.saturating_sub(cache.downloaded(&name.repo, &commit, file));
     let bytes = sum(&mut files.iter().map(|file| file.size));
     let missing = sum(&mut files.iter().map(missing));
     Ok(PullPlan { name: name.clone(), commit, files, licence, terms, bytes, missing, folder })
@@ -212,6 +208,11 @@ impl PullPlan {
                 if on_progress(progress) { Ok(()) } else { Err(Error::Cancelled) }
             };
             let blob = blobs.join(&file.hash);
+            if cache.is_in_snapshot(&name.repo, commit, file) {
+                report(file.size)?;
+                done_before += file.size;
+                continue;
+            }
             if blob.metadata().is_ok_and(|metadata| metadata.len() == file.size) {
                 report(file.size)?;
             } else {

@@ -93,11 +93,13 @@ fn glob(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Whether a file name is a safe relative path on every system.
+/// Whether a file name is a safe relative path: on every system, but for the names of devices, which Windows alone has.
 pub(crate) fn is_safe(path: &str) -> bool {
     let is_safe_component = |part: &str| {
         let reserved = |c: char| c.is_control() || "\\:*?\"<>|".contains(c);
-        !part.is_empty() && part != "." && part != ".." && part.len() <= 200 && !part.contains(reserved)
+        let is_device = cfg!(windows) && kiln_base::windows_name_problem(part).is_some();
+        let is_name = !part.is_empty() && part != "." && part != "..";
+        is_name && part.len() <= 200 && !part.contains(reserved) && !is_device
     };
     !path.is_empty() && path.len() <= 1000 && path.split('/').all(is_safe_component)
 }

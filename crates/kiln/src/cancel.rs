@@ -1,5 +1,6 @@
-//! Ctrl-C and SIGTERM. Work that leaves something to clean up is asked to stop; anything else, such as waiting for
-//! input, ends at once. A second signal always ends the process.
+//! Ctrl-C and SIGTERM; on Windows also Ctrl-Break and the closing of the console's window. Work that leaves something to
+//! clean up is asked to stop; anything else, such as waiting for input, ends at once. A second signal always ends the
+//! process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
@@ -94,7 +95,13 @@ fn listen(handler: impl Fn(i32) + Send + 'static) {
     }
 }
 
-#[cfg(not(unix))]
-fn listen(handler: impl Fn(i32) + Send + 'static) {
-    let _ = ctrlc::set_handler(move || handler(INTERRUPT));
+#[cfg(windows)]
+fn listen(handler: impl Fn(i32) + Send + Sync + 'static) {
+    use kiln_windows::console::{Event, on_event};
+    /// The number of SIGTERM.
+    const TERMINATE: i32 = 15;
+    let _ = on_event(move |event| match event {
+        Event::Interrupt => handler(INTERRUPT),
+        Event::Close => handler(TERMINATE),
+    });
 }

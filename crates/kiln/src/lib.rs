@@ -45,12 +45,23 @@ use error::CliError;
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
-    ExitCode::from(main_with(std::env::args_os().collect()))
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    let is_double_click = cfg!(feature = "serve") && args.len() <= 1 && terminal::has_own_window();
+    if is_double_click {
+        args = ["kiln", "serve", "--open"].map(OsString::from).into();
+    }
+    let code = main_with(args);
+    if is_double_click && code != 0 {
+        terminal::wait_for_enter();
+    }
+    ExitCode::from(code)
 }
 
 /// Runs the program with these arguments, the first of which is its name, and returns its exit code. A wrong command line
 /// and `--help` end the process.
 pub fn main_with(args: Vec<OsString>) -> u8 {
+    // Before anything is printed.
+    terminal::has_escapes();
     let given = Cli::parser().get_matches_from(&args);
     let command = parse(&given).command;
     let loaded = report(load_settings(command.as_ref()));

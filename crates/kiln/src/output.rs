@@ -290,9 +290,12 @@ fn same_file(a: &Path, b: &Path) -> bool {
 
 /// Checks that the file system accepts the name, for instance that it is not too long.
 fn check_name(path: &Path) -> Result<(), CliError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if let Some(problem) = kiln_base::windows_name_problem(&name).filter(|_| cfg!(windows)) {
+        return Err(CliError::new(format!("can't write `{}`: {problem}", path.display())));
+    }
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
             let problem = match e.kind() {
                 ErrorKind::InvalidFilename => format!("a name of {} bytes is too long", name.len()),
                 _ => e.to_string(),

@@ -1,8 +1,35 @@
 //! The terminal: its size, and messages on standard error. File names, metadata and recipes in them can't control it.
 
 use std::io::Write;
+use std::sync::OnceLock;
 
 use kiln_base::printable;
+
+static ESCAPES: OnceLock<bool> = OnceLock::new();
+
+/// Whether the terminal acts upon escape sequences, which consoles of Windows do only if they are asked to.
+pub fn has_escapes() -> bool {
+    *ESCAPES.get_or_init(|| {
+        #[cfg(windows)]
+        return kiln_windows::console::enable_escapes();
+        #[cfg(not(windows))]
+        true
+    })
+}
+
+/// Whether the program has a window of its own, as after a double click: it closes with the program.
+pub fn has_own_window() -> bool {
+    #[cfg(windows)]
+    return kiln_windows::console::is_own();
+    #[cfg(not(windows))]
+    false
+}
+
+/// Keeps the program's own window open until its last words are read.
+pub fn wait_for_enter() {
+    tell("press Enter to close this window");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
 
 /// Prints a message. If standard error is closed, nobody wants to know.
 pub fn tell(text: &str) {

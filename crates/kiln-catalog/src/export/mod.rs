@@ -7,7 +7,6 @@ mod quant_type;
 mod quantize;
 mod report;
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -122,7 +121,7 @@ impl OutKind {
 
 /// Refuses to write over a file that is read.
 fn refuse_input<'p>(out: &Path, read: impl IntoIterator<Item = &'p Path>) -> Result<()> {
-    match read.into_iter().find(|file| is_same_file(file, out)) {
+    match read.into_iter().find(|file| kiln_base::is_same_file(file, out)) {
         None => Ok(()),
         Some(file) => Err(Error::missing(
             format!(
@@ -133,18 +132,6 @@ fn refuse_input<'p>(out: &Path, read: impl IntoIterator<Item = &'p Path>) -> Res
             hint!["choose another ", Field::Out],
         )),
     }
-}
-
-/// Returns whether two paths lead to the same file, also through links.
-fn is_same_file(a: &Path, b: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        if let (Ok(a), Ok(b)) = (fs::metadata(a), fs::metadata(b)) {
-            return (a.dev(), a.ino()) == (b.dev(), b.ino());
-        }
-    }
-    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 fn read_error(path: &Path, error: &io::Error) -> Error {

@@ -1,6 +1,5 @@
 //! Proofs of the instruction sets of x86-64: whoever holds one may use the instructions.
 
-use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::LazyLock;
 
@@ -87,7 +86,7 @@ fn request_permission() -> bool {
     let result: i64;
     // SAFETY: the call takes two integers and touches none of our memory; `syscall` clobbers rcx and r11.
     unsafe {
-        asm!(
+        std::arch::asm!(
             "syscall",
             inlateout("rax") ARCH_PRCTL => result,
             in("rdi") ARCH_REQ_XCOMP_PERM,

@@ -2,6 +2,7 @@
 //!
 //! A relative path starts with `./`, `../` or `~/`; anything else is a name, such as a model's.
 
+use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 
 use super::Recipe;
@@ -76,11 +77,27 @@ fn relative(path: &Path, folder: &Path, home: Option<&Path>) -> PathBuf {
     if !pairs.map(|(part, _)| part).any(|part| normal(&part))
         && let Some(inside) = home.and_then(|home| path.strip_prefix(home).ok())
     {
-        return Path::new("~").join(inside);
+        return joined([OsStr::new("~")].into_iter().chain(inside));
     }
-    let up = folder.components().skip(shared).map(|_| Component::ParentDir);
-    let start = if folder.components().count() == shared { Some(Component::CurDir) } else { None };
-    start.into_iter().chain(up).chain(path.components().skip(shared)).collect()
+    // On another drive of Windows.
+    if shared == 0 {
+        return path;
+    }
+    let up = folder.components().skip(shared).map(|_| OsStr::new(".."));
+    let start = if folder.components().count() == shared { Some(OsStr::new(".")) } else { None };
+    joined(start.into_iter().chain(up).chain(path.components().skip(shared).map(Component::as_os_str)))
+}
+
+/// A path with slashes, which every system reads.
+fn joined<'a>(parts: impl Iterator<Item = &'a OsStr>) -> PathBuf {
+    let mut text = OsString::new();
+    for part in parts {
+        if !text.is_empty() {
+            text.push("/");
+        }
+        text.push(part);
+    }
+    text.into()
 }
 
 /// Removes `.` and `..` from an absolute path, without asking the file system.
@@ -96,10 +113,25 @@ fn normalized(path: &Path) -> PathBuf {
     out
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[cfg(windows)]
+    #[test]
+    fn paths_of_windows_are_relative_with_slashes_unless_on_another_drive() {
+        let from = |path: &str, folder: &str| {
+            relative(Path::new(path), Path::new(folder), Some(Path::new(r"C:\Users\me")))
+                .display()
+                .to_string()
+        };
+        assert_eq!(from(r"C:\Users\me\a\r.png", r"C:\Users\me\a"), "./r.png");
+        assert_eq!(from(r"c:/pics/in/r.png", r"C:\pics\out"), "../in/r.png");
+        assert_eq!(from(r"C:\Users\me\models\klein", r"D:\out"), "~/models/klein");
+        assert_eq!(from(r"E:\klein", r"D:\out"), r"E:\klein");
+    }
+
+    #[cfg(unix)]
     #[test]
     fn paths_are_relative_to_the_image_or_to_home() {
         let home = Some(Path::new("/home/me"));

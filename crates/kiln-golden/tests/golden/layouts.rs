@@ -133,24 +133,28 @@ fn an_all_in_one_checkpoint_is_a_model() {
     fixture.assert_matches_reference(&file);
 }
 
-#[cfg(unix)]
+/// With links to blobs, and with the files themselves, where there are no links.
 #[test]
 fn a_folder_of_the_hugging_face_cache_is_a_model() {
-    use std::os::unix::fs::symlink;
-    let fixture = Fixture::new();
-    let cache = fixture.path("models--bfl--FLUX.2-klein");
-    let snapshot = cache.join("snapshots/0a1b2c");
-    fs::create_dir_all(cache.join("refs")).unwrap();
-    fs::create_dir_all(cache.join("blobs")).unwrap();
-    fs::write(cache.join("refs/main"), "0a1b2c").unwrap();
-    fs::create_dir_all(cache.join("snapshots/older")).unwrap();
-    for (i, entry) in walk(fixture.klein.path()).into_iter().enumerate() {
-        let (blob, link) = (cache.join(format!("blobs/{i}")), snapshot.join(&entry));
-        fs::copy(fixture.klein.path().join(&entry), &blob).unwrap();
-        fs::create_dir_all(link.parent().unwrap()).unwrap();
-        symlink(&blob, &link).unwrap();
+    for linked in [true, false].into_iter().filter(|linked| cfg!(unix) || !linked) {
+        let fixture = Fixture::new();
+        let cache = fixture.path("models--bfl--FLUX.2-klein");
+        let snapshot = cache.join("snapshots/0a1b2c");
+        fs::create_dir_all(cache.join("refs")).unwrap();
+        fs::create_dir_all(cache.join("blobs")).unwrap();
+        fs::write(cache.join("refs/main"), "0a1b2c").unwrap();
+        fs::create_dir_all(cache.join("snapshots/older")).unwrap();
+        for (i, entry) in walk(fixture.klein.path()).into_iter().enumerate() {
+            let (blob, file) = (cache.join(format!("blobs/{i}")), snapshot.join(&entry));
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::copy(fixture.klein.path().join(&entry), if linked { &blob } else { &file }).unwrap();
+            #[cfg(unix)]
+            if linked {
+                std::os::unix::fs::symlink(&blob, &file).unwrap();
+            }
+        }
+        fixture.assert_matches_reference(&cache);
     }
-    fixture.assert_matches_reference(&cache);
 }
 
 /// All files below a folder, by their relative paths.

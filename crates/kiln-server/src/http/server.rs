@@ -187,6 +187,11 @@ impl Server {
             trainings.wake();
         }
     }
+
+    /// Ends running jobs within a step; they resume at the next start.
+    pub fn interrupt(&self) {
+        self.jobs().interrupt();
+    }
 }
 
 impl Shutdown for Server {

@@ -22,6 +22,7 @@ mod schema;
 mod sessions;
 mod webhooks;
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -29,7 +30,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_base::lock;
-use rusqlite::{Connection, OptionalExtension, Params, Row, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Row, Transaction, TransactionBehavior};
 
 pub use error::StoreError;
 pub(crate) use files::{FileKind, Files, INPUT_PREFIX, InputFiles, thumbnail_file};
@@ -61,6 +62,14 @@ pub struct Store {
     clean_up_calls: AtomicU32,
 }
 
+/// Opens a database. SQLite's usual way on Windows ends at 260 characters.
+fn open_database(file: &Path) -> rusqlite::Result<Connection> {
+    match kiln_base::long_path(file) {
+        Cow::Borrowed(file) => Connection::open(file),
+        Cow::Owned(long) => Connection::open_with_flags_and_vfs(long, OpenFlags::default(), "win32-longpath"),
+    }
+}
+
 impl Store {
     /// Opens the data folder; creates it if it doesn't exist.
     pub fn open(folder: &Path) -> Result<Store, StoreError> {
@@ -73,7 +82,7 @@ impl Store {
         let lock = lock::lock_folder(folder)?;
         let file = folder.join(DATABASE);
         private::create_file(&file).map_err(|source| StoreError::File { path: file.clone(), source })?;
-        let writer = Connection::open(&file)?;
+        let writer = open_database(&file)?;
         writer.busy_timeout(BUSY_TIMEOUT)?;
         schema::check_version(&writer)?;
         // Commits survive a crash of the process; a power cut may lose the last ones, without corruption.
@@ -83,7 +92,7 @@ impl Store {
         writer.pragma_update(None, "wal_autocheckpoint", WAL_PAGES)?;
         writer.pragma_update(None, "foreign_keys", "ON")?;
         schema::migrate(&writer)?;
-        let reader = Connection::open(&file)?;
+        let reader = open_database(&file)?;
         reader.busy_timeout(BUSY_TIMEOUT)?;
         reader.pragma_update(None, "query_only", "ON")?;
         Ok(Store {

@@ -47,6 +47,7 @@ impl ServerProcess {
     }
 
     /// Submits a job; returns its id if it was accepted.
+    #[cfg(unix)]
     pub fn submit(&self, job: &Value) -> Option<String> {
         submit(self.port, job)
     }

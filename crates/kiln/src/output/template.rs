@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kiln_base::windows_name_problem;
 use kiln_engine::{ImagePlan, Plan};
 use kiln_image::Format;
 
@@ -99,8 +100,19 @@ impl Template {
             path.push_str(literal);
             path.push_str(&placeholder.map_or(String::new(), |placeholder| value(placeholder, name, n)));
         }
-        self.folder.join(path)
+        self.folder.join(if cfg!(windows) { without_devices(&path) } else { path })
     }
+}
+
+/// Marks the names in a path that Windows takes for devices: a prompt may be `aux`.
+fn without_devices(path: &str) -> String {
+    let part = |part: &str| {
+        let (stem, rest) = part.split_at(part.find(['.', '/', '\\']).unwrap_or(part.len()));
+        // Not the `C:` of a drive.
+        let is_device = stem.chars().all(char::is_alphanumeric) && windows_name_problem(stem).is_some();
+        format!("{stem}{}{rest}", if is_device { "_" } else { "" })
+    };
+    path.split_inclusive(['/', '\\']).map(part).collect()
 }
 
 fn value(placeholder: &str, name: &ImageName<'_>, n: usize) -> String {
@@ -200,6 +212,16 @@ mod tests {
         let long = slug(&"word ".repeat(40));
         assert!(long.len() <= 48 && long.ends_with("-word"), "{long}");
         assert!(slug(&"雪".repeat(100)).len() <= 48);
+    }
+
+    #[test]
+    fn a_prompt_that_windows_has_a_device_of_gets_another_name() {
+        assert_eq!(without_devices("aux.png"), "aux_.png");
+        assert_eq!(without_devices("con/nul-7.png"), "con_/nul-7.png");
+        assert_eq!(without_devices("COM1.7.png"), "COM1_.7.png");
+        for same in ["a red fox.png", r"C:\out\fox.png", r"\\?\C:\fox.png", "../auxin/fox.png"] {
+            assert_eq!(without_devices(same), same);
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub fn detect() -> Option<PreviewArg> {
 fn detect_from(var: impl Fn(&str) -> String) -> Option<PreviewArg> {
     let (term, program) = (var("TERM"), var("TERM_PROGRAM"));
     // Such as a shell in Emacs: it prints escape sequences.
-    if term == "dumb" {
+    if term == "dumb" || !terminal::has_escapes() {
         return None;
     }
     // macOS's terminal shows 24-bit colours as others, up to the version that says otherwise.

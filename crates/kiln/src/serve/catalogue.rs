@@ -109,7 +109,8 @@ impl ModelCatalogue {
         }
     }
 
-    /// Reads every model again when it is next needed: its files may have changed.
+    /// Reads every model again when it is next needed: its files may have changed. A signal asks for it.
+    #[cfg_attr(windows, allow(dead_code))]
     pub fn reload(&self) {
         lock(&self.models).clear();
         *lock(&self.list) = ModelList::default();

@@ -13,7 +13,7 @@ use super::catalogue::ModelCatalogue;
 use super::generator::Worker;
 use super::trainer::ServerTrainer;
 use super::turn::DeviceLock;
-use super::{access, downloads, engines, files, fleet, process, signals, start};
+use super::{access, browser, downloads, engines, files, fleet, process, signals, start};
 use crate::args::{QueueArg, ServeArgs, ServerList};
 use crate::error::CliError;
 use crate::settings;
@@ -63,10 +63,17 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         if let Role::Generates(models) = &role {
             signals::reload_on_hangup(Arc::clone(models), Some((server.clone(), args.clone())));
         }
-        let server = server.clone();
-        signals::stop(move || server.close(), Duration::from_secs(args.linger))
+        let (closing, interrupted) = (server.clone(), server.clone());
+        signals::stop(
+            move || closing.close(),
+            move || interrupted.interrupt(),
+            Duration::from_secs(args.linger),
+        )
     };
     announce(&format!("{scheme}://{address}"), args.generator.json);
+    if args.open {
+        browser::open(scheme, address);
+    }
     runtime.block_on(kiln_server::serve(server, listener, stop));
     // The running job is done, or stops within a step; a training saves its state.
     threads.into_iter().for_each(|thread| drop(thread.join()));

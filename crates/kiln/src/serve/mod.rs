@@ -2,6 +2,7 @@
 
 mod access;
 mod bench;
+mod browser;
 mod catalogue;
 mod command;
 mod devices;

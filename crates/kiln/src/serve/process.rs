@@ -10,6 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::GeneratorArgs;
 use crate::error::CliError;
+use crate::terminal;
 
 /// Threads that answer HTTP requests; images are generated on other threads.
 const THREADS: usize = 2;
@@ -49,7 +50,7 @@ fn service_name() -> String {
 pub fn init_logging(args: &GeneratorArgs) {
     let level = if args.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
-    let log = log.with_ansi(std::io::stderr().is_terminal());
+    let log = log.with_ansi(std::io::stderr().is_terminal() && terminal::has_escapes());
     // Fails only if a logger is installed already.
     let _ = if args.json {
         log.json().flatten_event(true).with_span_list(false).try_init()

@@ -301,8 +301,9 @@ mod tests {
             ..
         } = settings;
         assert_eq!(cache, Some(0.1));
-        assert_eq!((model, models_folder), (Some("klein-4b".into()), Some("/m".into())));
-        assert_eq!((output_folder, device), (Some("/o".into()), Some(Device::Cuda(1))));
+        let absolute = |path: &str| std::path::absolute(path).ok();
+        assert_eq!((model, models_folder), (Some("klein-4b".into()), absolute("/m")));
+        assert_eq!((output_folder, device), (absolute("/o"), Some(Device::Cuda(1))));
         assert_eq!((dtype, threads, vram_limit), (Some(Precision::Int8), Some(4), Some(6 << 30)));
     }
 

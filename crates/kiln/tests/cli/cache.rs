@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use crate::sandbox::Sandbox;
 
 fn entries(sandbox: &Sandbox) -> Vec<PathBuf> {
-    let mut all: Vec<_> =
-        fs::read_dir(sandbox.cache().join("text")).into_iter().flatten().map(|e| e.unwrap().path()).collect();
+    let files = fs::read_dir(sandbox.cache().join("text")).into_iter().flatten().map(|e| e.unwrap().path());
+    // Hashes of weights are there, too, once the files are some seconds old.
+    let is_text = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
+    let mut all: Vec<_> = files.filter(is_text).collect();
     all.sort();
     all
 }

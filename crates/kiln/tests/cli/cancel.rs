@@ -1,14 +1,10 @@
 //! Cancelling with Ctrl-C.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::sandbox::Sandbox;
-
-fn interrupt(id: u32) {
-    assert!(Command::new("kill").args(["-INT", &id.to_string()]).status().unwrap().success());
-}
+use crate::sandbox::{Sandbox, interrupt};
 
 #[test]
 fn ctrl_c_stops_within_a_step_and_leaves_nothing() {
@@ -20,7 +16,7 @@ fn ctrl_c_stops_within_a_step_and_leaves_nothing() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.starts_with("step 2/")));
     let interrupted = Instant::now();
-    interrupt(child.id());
+    interrupt(&child);
     let last = lines.last().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(last, "cancelled");
@@ -37,7 +33,7 @@ fn a_cancelled_batch_keeps_only_complete_images() {
     let mut child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.starts_with("saved `a-2.png`")));
-    interrupt(child.id());
+    interrupt(&child);
     let last = lines.last().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(last.starts_with("cancelled after ") && last.ends_with(" of 900 images"), "{last}");
@@ -58,7 +54,7 @@ fn ctrl_c_ends_the_rewriting_of_a_prompt() {
     // A service that takes the request and never answers.
     let _connection = listener.accept().unwrap();
     let interrupted = Instant::now();
-    interrupt(child.id());
+    interrupt(&child);
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130));
     assert!(String::from_utf8_lossy(&ended.stderr).ends_with("cancelled\n"));
@@ -79,7 +75,7 @@ fn a_cancelled_conversion_leaves_nothing() {
     let mut child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.ends_with(" of 301 tensors")));
-    interrupt(child.id());
+    interrupt(&child);
     let last = lines.last().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(last, "cancelled");

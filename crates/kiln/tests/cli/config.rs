@@ -96,8 +96,10 @@ fn hints_about_the_settings_file_lead_out_of_it() {
     assert!(sandbox.kiln(&["config"]).ok().text().contains("8080"));
     sandbox.kiln(&["config", "set", "serve.port", "many"]).fails(2, &["'many' for '--port", "hint: "]);
     let mut command = sandbox.command(&["models"]);
-    let ran = RunOutput::from(command.env("KILN_CONFIG", "/dev/zero").output().unwrap());
-    ran.fails(1, &["/dev/zero", "not a regular file", "hint: "]);
+    let (device, problem) =
+        if cfg!(windows) { ("NUL", "for a device") } else { ("/dev/zero", "not a regular file") };
+    let ran = RunOutput::from(command.env("KILN_CONFIG", device).output().unwrap());
+    ran.fails(1, &[device, problem, "hint: "]);
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn naming(word: &str, folder: &str) -> Vec<String> {
             } else if let Ok(text) = fs::read_to_string(&path)
                 && text.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_word)
             {
-                found.push(path.strip_prefix(root()).unwrap().to_string_lossy().into_owned());
+                found.push(path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/"));
             }
         }
     }

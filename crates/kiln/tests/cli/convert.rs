@@ -8,7 +8,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Component, WeightSource, save};
 use serde_json::{Value, json};
 
-use crate::sandbox::{RunOutput, Sandbox};
+use crate::sandbox::{RunOutput, Sandbox, link_folder};
 
 const SMALL: [&str; 10] = ["-W", "64", "-H", "48", "-s", "2", "--max-tokens", "16", "-S", "5"];
 
@@ -176,19 +176,22 @@ fn a_name_with_a_version_is_a_folder_and_sft_is_safetensors() {
     assert!(sandbox.path("odd.ckpt").is_dir());
 }
 
-#[cfg(unix)]
 #[test]
 fn the_input_is_never_overwritten() {
-    use std::os::unix::fs::symlink;
     let sandbox = Sandbox::new();
     let folder = sandbox.model().to_str().unwrap();
     sandbox.kiln(&["convert", folder, "a.safetensors", "-q"]).ok();
-    symlink("a.safetensors", sandbox.path("link.safetensors")).unwrap();
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("a.safetensors", sandbox.path("link.safetensors")).unwrap();
+    // Windows lets administrators alone make a symbolic link.
+    #[cfg(windows)]
+    fs::hard_link(sandbox.path("a.safetensors"), sandbox.path("link.safetensors")).unwrap();
     fs::hard_link(sandbox.path("a.safetensors"), sandbox.path("hard.safetensors")).unwrap();
     let before = fs::read(sandbox.path("a.safetensors")).unwrap();
     for (from, to) in [
         ("a.safetensors", "a.safetensors"),
         ("a.safetensors", "./a.safetensors"),
+        ("a.safetensors", if cfg!(windows) { "A.SafeTensors" } else { "a.safetensors" }),
         ("a.safetensors", "link.safetensors"),
         ("link.safetensors", "a.safetensors"),
         ("a.safetensors", "hard.safetensors"),
@@ -207,12 +210,11 @@ fn the_input_is_never_overwritten() {
     assert_eq!(info(&sandbox, "b.gguf")["format"], "GGUF");
 }
 
-#[cfg(unix)]
 #[test]
 fn models_are_found_by_name() {
     let sandbox = Sandbox::new();
     fs::create_dir_all(sandbox.path("models")).unwrap();
-    std::os::unix::fs::symlink(sandbox.model(), sandbox.path("models/tiny")).unwrap();
+    link_folder(sandbox.model(), &sandbox.path("models/tiny"));
     let kiln = |args: &[&str]| -> RunOutput {
         sandbox.command(args).env("KILN_MODELS", "models").output().unwrap().into()
     };

@@ -305,13 +305,29 @@ fn pipes_and_devices_are_refused_by_name() {
     assert!(shell.status().unwrap().success());
 }
 
-#[cfg(unix)]
 #[test]
 fn a_read_only_file_is_not_replaced() {
-    use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     sandbox.write("a.png", b"precious");
-    fs::set_permissions(sandbox.path("a.png"), fs::Permissions::from_mode(0o444)).unwrap();
+    let writable = fs::metadata(sandbox.path("a.png")).unwrap().permissions();
+    let mut read_only = writable.clone();
+    read_only.set_readonly(true);
+    fs::set_permissions(sandbox.path("a.png"), read_only).unwrap();
     sandbox.generate(&["fox", "-o", "a.png"]).fails(1, &["a.png", "read-only"]);
     assert_eq!(fs::read(sandbox.path("a.png")).unwrap(), b"precious");
+    // Windows deletes no read-only file with its folder.
+    fs::set_permissions(sandbox.path("a.png"), writable).unwrap();
+}
+
+#[cfg(windows)]
+#[test]
+fn names_that_windows_has_for_devices_are_refused_and_avoided() {
+    let sandbox = Sandbox::new();
+    for name in ["aux.png", "NUL.png", "com1.webp"] {
+        sandbox.generate(&["fox", "-o", name]).fails(1, &[name, "reserves this name for a device", "-o"]);
+    }
+    sandbox.generate(&["fox", "-o", "a:b.png"]).fails(1, &["a:b.png", "can't contain", "-o"]);
+    sandbox.generate(&["fox", "-r", "con.png"]).fails(1, &["con.png", "reserves this name", "hint: "]);
+    sandbox.generate(&["aux", "-s", "1", "-o", "{prompt}.png"]).ok();
+    assert_eq!(sandbox.names(), ["aux_.png"]);
 }

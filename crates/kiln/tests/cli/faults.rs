@@ -6,12 +6,7 @@ use std::process::{Child, Command, Stdio};
 use kiln_tensor::HostTensor;
 use kiln_weights::{WeightSource, save};
 
-use crate::sandbox::{RunOutput, Sandbox, pattern, png};
-
-fn signal(child: &Child, name: &str) {
-    let id = child.id().to_string();
-    assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
-}
+use crate::sandbox::{RunOutput, Sandbox, pattern, png, signal};
 
 /// Waits until the program handles Ctrl-C: before that, the system would end it in any case.
 #[cfg(target_os = "linux")]

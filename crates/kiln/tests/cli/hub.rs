@@ -9,7 +9,7 @@ use std::path::Path;
 use server::{Hub, HubBehavior, HubFile};
 use sha2::{Digest, Sha256};
 
-use crate::sandbox::{RunOutput, Sandbox};
+use crate::sandbox::{RunOutput, Sandbox, interrupt};
 
 const REPO: &str = "black-forest-labs/FLUX.2-klein-4B";
 
@@ -377,10 +377,9 @@ fn the_first_word_of_several_is_the_model_as_with_ollama() {
     assert!(ran.err.contains("did you mean the model klein-4b?"), "{}", ran.err);
 }
 
-#[cfg(unix)]
 #[test]
 fn the_first_ctrl_c_ends_a_stalled_download_and_the_next_resumes_it() {
-    use std::process::{Command, Stdio};
+    use std::process::Stdio;
     let sandbox = Sandbox::new();
     let behavior = HubBehavior { stall_after: Some(30_000), ..HubBehavior::default() };
     let hub = Hub::start("someone/klein", vec![("a.gguf".into(), served(vec![7; 50_000]))], behavior);
@@ -394,7 +393,7 @@ fn the_first_ctrl_c_ends_a_stalled_download_and_the_next_resumes_it() {
     while partial() < 30_000 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    interrupt(&child);
     let ran: RunOutput = child.wait_with_output().unwrap().into();
     assert_eq!(ran.code, 130, "{}", ran.err);
     assert!(ran.err.ends_with("cancelled\n"), "{}", ran.err);

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::hub::server::{Hub, HubBehavior};
 use crate::hub::{run, served};
-use crate::sandbox::{RunOutput, Sandbox};
+use crate::sandbox::{RunOutput, Sandbox, interrupt};
 
 /// A hub with files of FLUX.2 [dev], which hold nothing.
 fn dev_hub(behavior: HubBehavior) -> Hub {
@@ -91,10 +91,9 @@ fn a_pull_of_dev_fetches_what_is_used_and_nothing_else() {
     assert_eq!(fetched, used);
 }
 
-#[cfg(unix)]
 #[test]
 fn an_interrupted_pull_of_dev_asks_again_and_fetches_the_rest() {
-    use std::process::{Command, Stdio};
+    use std::process::Stdio;
     const TRANSFORMER: usize = 9_000;
     let sandbox = Sandbox::new();
     let mut comfy = Vec::new();
@@ -122,7 +121,7 @@ fn an_interrupted_pull_of_dev_asks_again_and_fetches_the_rest() {
     while present() < 30_000 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    interrupt(&child);
     assert_eq!(RunOutput::from(child.wait_with_output().unwrap()).code, 130);
     hub.behavior.lock().unwrap().stall_after = None;
     hub.requests.lock().unwrap().clear();

@@ -3,7 +3,6 @@
 
 mod bench;
 mod cache;
-#[cfg(unix)]
 mod cancel;
 mod check;
 #[cfg(feature = "ember")]

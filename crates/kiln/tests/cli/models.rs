@@ -7,7 +7,7 @@ use kiln_tensor::HostTensor;
 use kiln_weights::{WeightSource, save};
 use serde_json::json;
 
-use crate::sandbox::{RunOutput, Sandbox};
+use crate::sandbox::{RunOutput, Sandbox, link_folder};
 
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 
@@ -44,12 +44,11 @@ fn a_path_that_is_not_a_model_gets_a_hint() {
     fails(&sandbox, &["model_index.json", "line 1"]);
 }
 
-#[cfg(unix)]
 #[test]
 fn a_model_in_the_models_folder_is_found_by_name() {
     let sandbox = Sandbox::new();
     fs::create_dir_all(sandbox.path("models")).unwrap();
-    std::os::unix::fs::symlink(sandbox.model(), sandbox.path("models/klein")).unwrap();
+    link_folder(sandbox.model(), &sandbox.path("models/klein"));
     let kiln = |args: &[&str]| -> RunOutput {
         sandbox.command(args).env("KILN_MODELS", "models").output().unwrap().into()
     };

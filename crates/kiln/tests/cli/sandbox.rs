@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use kiln_golden::{Checkpoint, testdata};
 use kiln_image::RgbImage;
@@ -63,8 +63,12 @@ impl Sandbox {
     pub fn command_of(&self, program: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
+        // A process group of its own, which `interrupt` sends to.
+        #[cfg(windows)]
+        std::os::windows::process::CommandExt::creation_flags(&mut command, 0x200);
         // Hide the user's own models, settings and caches.
         command.env_remove("KILN_MODEL").env_remove("KILN_MODELS").env("XDG_DATA_HOME", self.path("data"));
+        command.env("LOCALAPPDATA", self.path("data"));
         command.env("HF_HOME", self.path("data/hf")).env_remove("HF_HUB_CACHE").env_remove("HF_TOKEN");
         command.env("KILN_CONFIG", self.path("config.toml"));
         command.env("KILN_CACHE_DIR", self.cache.path()).env_remove("KILN_CACHE_MB");
@@ -211,6 +215,38 @@ impl RunOutput {
     /// Standard output as JSON lines.
     pub fn events(&self) -> Vec<serde_json::Value> {
         self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Sends Ctrl-C to a program; on Windows Ctrl-Break, which can be sent to one program alone.
+pub fn interrupt(child: &Child) {
+    #[cfg(unix)]
+    signal(child, "-INT");
+    #[cfg(windows)]
+    kiln_windows::console::send_break(child.id()).unwrap();
+}
+
+#[cfg(unix)]
+pub fn signal(child: &Child, name: &str) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+}
+
+/// Makes a folder appear at another path: by a link, or where only administrators may make one, by a copy.
+pub fn link_folder(from: &Path, to: &Path) {
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(from, to).unwrap();
+    #[cfg(windows)]
+    {
+        fs::create_dir_all(to).unwrap();
+        for path in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
+            let to = to.join(path.file_name().unwrap());
+            if path.is_dir() {
+                link_folder(&path, &to);
+            } else {
+                fs::copy(&path, to).unwrap();
+            }
+        }
     }
 }
 

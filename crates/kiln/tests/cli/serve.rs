@@ -1,5 +1,6 @@
 //! `kiln serve` with the built-in model, over a socket.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -10,6 +11,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+#[cfg(unix)]
+use crate::sandbox::signal;
 use crate::sandbox::{RunOutput, Sandbox, max_difference, pattern, png};
 
 pub struct TestServer {
@@ -210,15 +213,17 @@ fn a_killed_server_resumes_its_jobs_at_the_next_start() {
     assert_eq!(gallery["data"].as_array().unwrap().len(), 3, "every job has exactly one image");
 }
 
-#[cfg(unix)]
 #[test]
-fn sigterm_stops_the_server_and_the_job_resumes() {
+fn a_signal_stops_the_server_and_the_job_resumes() {
     let sandbox = Sandbox::new();
     let mut server = TestServer::start(&sandbox, &["--grace", "0", "--linger", "0"]);
     let (_, job) = server.call("POST", "/v1/jobs", Some(json!({ "prompt": "a whale", "steps": 200 })));
     let path = format!("/v1/jobs/{}", job["id"].as_str().unwrap());
     server.until(&path, |_, job| job["status"] == "running");
-    assert!(Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap().success());
+    #[cfg(unix)]
+    signal(&server.child, "-TERM");
+    #[cfg(windows)]
+    crate::sandbox::interrupt(&server.child);
     let stopped = Instant::now();
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
     assert!(stopped.elapsed() < Duration::from_secs(30));
@@ -228,7 +233,6 @@ fn sigterm_stops_the_server_and_the_job_resumes() {
     server.call("DELETE", &path, None);
 }
 
-#[cfg(unix)]
 #[test]
 fn sides_that_a_request_leaves_out_are_within_the_limits_too() {
     let sandbox = Sandbox::new();
@@ -250,22 +254,43 @@ fn sides_that_a_request_leaves_out_are_within_the_limits_too() {
     assert_eq!((status, &answer["size"]), (200, &json!("64x128")));
 }
 
-fn signal(server: &TestServer, name: &str) {
-    assert!(Command::new("kill").args([name, &server.child.id().to_string()]).status().unwrap().success());
-}
-
 #[cfg(unix)]
 #[test]
 fn probes_see_that_the_server_is_stopping_before_it_stops_listening() {
     let sandbox = Sandbox::new();
     let mut server = TestServer::start(&sandbox, &["--linger", "1"]);
-    signal(&server, "-HUP");
+    signal(&server.child, "-HUP");
     assert_eq!(server.call("GET", "/healthz", None).0, 200, "SIGHUP reloads");
-    signal(&server, "-TERM");
+    signal(&server.child, "-TERM");
     server.until("/readyz", |status, response| status == 503 && response["status"] == "stopping");
     let (status, response) = server.call("POST", "/v1/jobs", Some(json!({ "prompt": "a whale" })));
     assert_eq!((status, &response["error"]["code"]), (503, &json!("shutting_down")));
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_page_is_opened_in_the_browser() {
+    let sandbox = Sandbox::new();
+    let browser = if cfg!(windows) {
+        sandbox.write("browser.bat", b"@echo %1 > opened.txt\r\n")
+    } else {
+        sandbox.write("browser.sh", b"#!/bin/sh\necho \"$1\" > opened.txt\n")
+    };
+    #[cfg(unix)]
+    fs::set_permissions(sandbox.path(&browser), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = sandbox.command(&["serve", "--port", "0", "--data", "served", "--open"]);
+    let mut child = command.env("BROWSER", sandbox.path(&browser)).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let url = lines.find_map(|line| Some(line.split_once(" at ")?.1.to_owned())).expect("the server ended");
+    let opened = || fs::read_to_string(sandbox.path("opened.txt")).unwrap_or_default();
+    let start = Instant::now();
+    while opened().trim().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing was opened");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(opened().trim(), format!("{url}/"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kiln_image::RgbImage;
 
-use crate::sandbox::{RunOutput, Sandbox, max_difference, pattern, png};
+use crate::sandbox::{RunOutput, Sandbox, interrupt, max_difference, pattern, png};
 
 /// A sandbox with an undistilled model and four images with captions.
 fn with_images() -> Sandbox {
@@ -89,7 +89,6 @@ fn start(sandbox: &Sandbox, steps: &str) -> std::process::Child {
     child
 }
 
-#[cfg(unix)]
 #[test]
 fn a_training_that_is_killed_or_cancelled_and_resumed_gives_the_same_bytes() {
     let sandbox = with_images();
@@ -108,8 +107,7 @@ fn a_training_that_is_killed_or_cancelled_and_resumed_gives_the_same_bytes() {
     while steps() <= before.min(40) {
         std::thread::sleep(Duration::from_millis(2));
     }
-    let id = child.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    interrupt(&child);
     let ran: RunOutput = child.wait_with_output().unwrap().into();
     assert_eq!(ran.code, 130, "{}", ran.err);
     assert!(

@@ -306,14 +306,15 @@ fn check_name(name: &str) -> Result<(), JobError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, ' ' | '.' | '-' | '_');
     let ends = [name.chars().next(), name.chars().last()];
     let fits = !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(plain);
-    // They are paths of the API beside `/v1/loras/NAME`.
-    if ["details", "preview"].contains(&name) {
+    let fits = fits && ends.iter().flatten().all(char::is_ascii_alphanumeric);
+    // Paths of the API beside `/v1/loras/NAME`, and devices of Windows.
+    if ["details", "preview"].contains(&name) || fits && kiln_base::windows_name_problem(name).is_some() {
         return Err(invalid(
             "name",
             format!("a LoRA can't be called `{name}` on a server; choose another name"),
         ));
     }
-    if fits && ends.iter().flatten().all(char::is_ascii_alphanumeric) {
+    if fits {
         return Ok(());
     }
     let message = format!(
@@ -360,9 +361,22 @@ mod tests {
         for good in ["me", "My style v1.2", "a-b_c"] {
             assert!(check_name(good).is_ok(), "{good}");
         }
-        for bad in
-            ["", "details", ".", "..", "../x", "a/b", "a\\b", " a", "a.", "nul\0", "é", &"x".repeat(65)]
-        {
+        for bad in [
+            "",
+            "details",
+            "con",
+            "Aux.1",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "a\\b",
+            " a",
+            "a.",
+            "nul\0",
+            "é",
+            &"x".repeat(65),
+        ] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
     }

@@ -36,6 +36,10 @@ pub struct ServeArgs {
     #[arg(short, long, value_name = "N", default_value_t = 7860, help_heading = "Network")]
     pub port: u16,
 
+    /// Open the page in the browser
+    #[arg(long, help_heading = "Network")]
+    pub open: bool,
+
     /// API key that every request must send: at least 16 characters, unless only this machine can reach the server
     #[arg(long, value_name = "KEY", env = "KILN_API_KEY", hide_env_values = true, help_heading = "Network")]
     pub api_key: Option<String>,

@@ -41,7 +41,8 @@ pub fn run(mut args: WorkerArgs) -> Result<(), CliError> {
     let stop = {
         let _runtime = runtime.enter();
         signals::reload_on_hangup(models, None);
-        signals::stop(worker.closer(), Duration::ZERO)
+        // The queue gives a job that was not finished to another worker.
+        signals::stop(worker.closer(), || {}, Duration::ZERO)
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "worker ready");
     runtime.block_on(worker.serve(listener, stop));

@@ -1,0 +1,43 @@
+//! Where the system's libraries are, and the file that this code was loaded from.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::windows::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::ptr::null_mut;
+
+use windows_sys::Win32::System::LibraryLoader::{
+    GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS, GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT, GetModuleFileNameW,
+    GetModuleHandleExW,
+};
+use windows_sys::Win32::System::SystemInformation::GetSystemDirectoryW;
+
+use crate::check;
+
+/// The folder of the system's libraries, such as `C:\Windows\System32`.
+pub fn system_folder() -> io::Result<PathBuf> {
+    // SAFETY: the function writes at most the given number of characters.
+    text(|buffer| unsafe { GetSystemDirectoryW(buffer.as_mut_ptr(), buffer.len() as u32) })
+}
+
+/// The program or library that contains this code: a library in C and Python programs.
+pub fn own_file() -> io::Result<PathBuf> {
+    let code = own_file as fn() -> io::Result<PathBuf> as *const u16;
+    let mut module = null_mut();
+    let flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    // SAFETY: with this flag the name is any address inside the module.
+    check(unsafe { GetModuleHandleExW(flags, code, &raw mut module) })?;
+    // SAFETY: the module stays loaded while its code runs; at most the given number of characters is written.
+    text(|buffer| unsafe { GetModuleFileNameW(module, buffer.as_mut_ptr(), buffer.len() as u32) })
+}
+
+/// Calls a function that writes a text into a buffer and returns its length; 0 is failure.
+fn text(write: impl Fn(&mut [u16]) -> u32) -> io::Result<PathBuf> {
+    // The longest path of Windows.
+    let mut buffer = vec![0; 1 << 15];
+    let length = write(&mut buffer) as usize;
+    if length == 0 || length >= buffer.len() {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(OsString::from_wide(&buffer[..length]).into())
+}
