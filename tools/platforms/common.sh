@@ -1,0 +1,73 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Sourced by the scripts beside it, which print one line for every suite: `platform | suite | N passed | exceptions: …`.
+# KILN_CARGO_ARGS holds further arguments of cargo: `-Zbuild-std` where the standard library of a target is not installed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+read -ra cargo_args <<<"${KILN_CARGO_ARGS:-}"
+# Nobody debugs these builds, and they are many.
+export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false CARGO_PROFILE_TEST_DEBUG=false
+target_folder=${CARGO_TARGET_DIR:-target}
+failed=0
+
+# row SUITE RESULT EXCEPTIONS, of $platform
+row() {
+    printf '%s | %s | %s | exceptions: %s\n' "$platform" "$1" "$2" "${3:-none}"
+}
+
+# Ends the script with one line if a program or a target of Rust is missing: need PROGRAM…
+need() {
+    local program
+    for program; do
+        if ! command -v "$program" >/dev/null; then
+            row "all" "not run" "$program is not installed"
+            exit 0
+        fi
+    done
+}
+need_target() {
+    if [[ " ${cargo_args[*]} " != *" -Zbuild-std"* && ! -d $(rustc --print sysroot)/lib/rustlib/$1/lib ]]; then
+        row "all" "not run" "the target is missing: rustup target add $1"
+        exit 0
+    fi
+}
+
+# Runs a command and prints what it does; on failure its last lines: suite NAME EXCEPTIONS COMMAND…
+# Counts the tests of all test binaries; a command without tests has passed or failed.
+suite() {
+    local name=$1 exceptions=$2 log code=0 result
+    shift 2
+    log=$(mktemp)
+    "$@" >"$log" 2>&1 || code=$?
+    result=$(awk '/^test result:/ { passed += $4; failed += $6 }
+        END { if (passed + failed) printf "%d passed%s", passed, failed ? ", " failed " failed" : "" }' "$log")
+    if ((code)); then
+        failed=1
+        tail -n 40 "$log" >&2
+        result=${result:-failed}
+    fi
+    row "$name" "${result:-passed}" "$exceptions"
+    rm "$log"
+}
+
+# The image that every platform must give byte for byte. In f32 instruction sets add up in other orders, and a few of 100,000
+# values of an image round to the next level: a small image has none of them.
+ember=(generate "a red apple" -S 7 -W 128 -H 128 --dtype f32 --no-recipe)
+
+# The SHA-256 of that image's file, on x86-64 Linux and everywhere else.
+ember_sha256=153468a361265a96761451df5436bc4422faf73b9abdd2e269825786e8592080
+
+# same_image NOTE PROGRAM…: whether the program gives the same file
+same_image() {
+    local note=$1 folder code=0 found
+    shift
+    folder=$(mktemp -d)
+    "$@" "${ember[@]}" -q -o "$folder/ember.png" || code=$?
+    found=$(sha256sum <"$folder/ember.png" | cut -d' ' -f1)
+    rm -r "$folder"
+    if ((code == 0)) && [[ $found == "$ember_sha256" ]]; then
+        row "Ember's f32 PNG ($note)" "same bytes as x86-64"
+    else
+        failed=1
+        row "Ember's f32 PNG ($note)" "failed: $found"
+    fi
+}
