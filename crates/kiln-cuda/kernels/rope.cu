@@ -1,5 +1,7 @@
 // RMS norm of heads, fused with the rotary embedding. Without a weight (null), heads are only rotated.
 
+#include "rope.cuh"
+
 const int HEADS_PER_GROUP = 4;
 
 // Heads of 128: sixteen lanes hold eight elements each of up to HEADS_PER_GROUP heads of one token and share its angles.
@@ -21,17 +23,9 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
         vectors[h] = narrow<T>(zeros);
         if (first + h < heads) vectors[h] = load_vec8(x + h * 128);
     }
-    // Interleaved pairs: four per lane.
-    const int ANGLES = HALVES ? 8 : 4;
-    float w[8], c[ANGLES], s[ANGLES];
+    float w[8];
     if (weight) load_vector(weight + 8 * lane, w);
-    int angle = HALVES ? 8 * (lane % 8) : 4 * lane;
-#pragma unroll
-    for (int j = 0; j < ANGLES; j += 4) {
-        float4 a = *(const float4 *)(cosines + token * 64 + angle + j), b = *(const float4 *)(sines + token * 64 + angle + j);
-        c[j] = a.x, c[j + 1] = a.y, c[j + 2] = a.z, c[j + 3] = a.w;
-        s[j] = b.x, s[j + 1] = b.y, s[j + 2] = b.z, s[j + 3] = b.w;
-    }
+    HeadAngles<HALVES> angles(cosines + token * 64, sines + token * 64);
 #pragma unroll
     for (int h = 0; h < HEADS_PER_GROUP; h++) {
         float v[8], r[8], sum = 0.0f;
@@ -39,10 +33,8 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
         if (weight) {
 #pragma unroll
             for (int j = 0; j < 8; j++) sum += v[j] * v[j];
-#pragma unroll
-            for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
             // rsqrtf has no branch for special values, so that the heads' work overlaps.
-            float factor = rsqrtf(sum / 128 + eps);
+            float factor = rsqrtf(head_sum(sum) / 128 + eps);
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] *= factor * w[j];
         }
@@ -50,9 +42,9 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
         for (int j = 0; j < 8; j++) {
             if (HALVES) {
                 float other = __shfl_xor_sync(0xffffffffu, v[j], 8);
-                r[j] = v[j] * c[j % ANGLES] + (lane < 8 ? -other : other) * s[j % ANGLES];
+                r[j] = v[j] * angles.c[j % angles.COUNT] + (lane < 8 ? -other : other) * angles.s[j % angles.COUNT];
             } else {
-                r[j] = v[j] * c[j / 2] + (j % 2 ? v[j ^ 1] : -v[j ^ 1]) * s[j / 2];
+                r[j] = v[j] * angles.c[j / 2] + (j % 2 ? v[j ^ 1] : -v[j ^ 1]) * angles.s[j / 2];
             }
         }
         if (first + h < heads) store_vector(out + h * 128, r);

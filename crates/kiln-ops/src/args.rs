@@ -152,6 +152,23 @@ pub struct RopeTable<T> {
     pub pairs: RopeLayout,
 }
 
+/// Queries and keys of the same tokens, and what norms and rotates their heads.
+pub struct HeadBlock<'a, T> {
+    /// Queries `[tokens, heads · head_dim]` and keys `[tokens, kv_heads · head_dim]`.
+    pub qk: [&'a T; 2],
+    /// Weights of their norms, `[head_dim]` each.
+    pub weights: [&'a T; 2],
+    /// The angles of the tokens.
+    pub rope: &'a RopeTable<T>,
+}
+
+impl<T: Tensor> HeadBlock<'_, T> {
+    /// The normed and rotated queries and keys.
+    pub fn norm_rope<B: Backend<Tensor = T>>(&self, b: &B, eps: f32) -> Result<[T; 2]> {
+        b.qk_norm_rope(self.qk, Some(self.weights), self.rope, eps)
+    }
+}
+
 impl<T: Tensor> RopeTable<T> {
     /// The table of the tokens in `range`.
     pub fn rows<B: Backend<Tensor = T>>(&self, b: &B, range: Range<usize>) -> Result<Self> {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
-use crate::{Activation, AttentionSpec, ConvGeometry, Error, Result, RopeTable, RowGroups};
+use crate::{Activation, AttentionSpec, ConvGeometry, Error, HeadBlock, Result, RopeTable, RowGroups};
 
 /// A tensor of a backend.
 pub trait Tensor: Clone + Send + Sync {
@@ -402,6 +402,19 @@ operations! {$
             let [q, k] = qk;
             let [q_weight, k_weight] = [0, 1].map(|i| weights.map(|weights| weights[i]));
             Ok([self.norm_rope(q, q_weight, rope, eps)?, self.norm_rope(k, k_weight, rope, eps)?])
+        }
+
+        /// [`Backend::attention`] of queries and keys after [`Backend::qk_norm_rope`] of each of their row blocks.
+        fn norm_rope_attention(
+            &self,
+            qk: &[HeadBlock<'_, Self::Tensor>],
+            v: &[&Self::Tensor],
+            eps: f32,
+            spec: &AttentionSpec,
+        ) -> Result<Self::Tensor> {
+            let normed = qk.iter().map(|block| block.norm_rope(self, eps)).collect::<Result<Vec<_>>>()?;
+            let (q, k): (Vec<_>, Vec<_>) = normed.iter().map(|[q, k]| (q, k)).unzip();
+            self.attention(&q, &k, v, spec)
         }
     }
 }

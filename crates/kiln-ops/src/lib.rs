@@ -32,7 +32,9 @@ mod reference;
 pub mod shapes;
 mod timed;
 
-pub use args::{Activation, AttentionMask, AttentionSpec, ConvGeometry, RopeLayout, RopeTable, RowGroups};
+pub use args::{
+    Activation, AttentionMask, AttentionSpec, ConvGeometry, HeadBlock, RopeLayout, RopeTable, RowGroups,
+};
 pub use backend::{Backend, Pending, Residency, RunMode, Tensor};
 pub use error::{Error, Result};
 pub use kiln_tensor::{fp8, int8, nvfp4};
@@ -51,6 +53,6 @@ pub mod signatures {
         Quantized8, QuantizedAdamWTensor,
     };
     pub use crate::{
-        Activation, AttentionSpec, ConvGeometry, Pending, Residency, Result, RopeTable, RowGroups,
+        Activation, AttentionSpec, ConvGeometry, HeadBlock, Pending, Residency, Result, RopeTable, RowGroups,
     };
 }

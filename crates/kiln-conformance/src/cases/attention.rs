@@ -1,6 +1,6 @@
 //! Attention: head sizes, masks, shared key heads, row blocks and extreme scores.
 
-use kiln_ops::{AttentionMask, AttentionSpec, Backend, Result, TrainingBackend};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, HeadBlock, Result, RopeLayout, TrainingBackend};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::list::CaseList;
@@ -61,6 +61,11 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     }
     list.add("attention/heavy_tailed_values", HeavyTailedValues);
     list.add("attention/eight_bits", EightBits);
+    for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
+        list.add(&format!("norm_rope_attention/{name}"), NormRopeAttention { pairs, eight_bits: false });
+    }
+    let rounded = NormRopeAttention { pairs: RopeLayout::Interleaved, eight_bits: true };
+    list.add("norm_rope_attention/eight_bits", rounded);
     list.add_once("invalid_arguments/attention", Invalid);
 }
 
@@ -257,6 +262,53 @@ impl Scenario for EightBits {
                 _ => tolerance(t, keys.iter().sum(), dim, 1.0),
             };
             t.record(label, &y, allowed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Queries and keys of one and two blocks that come unnormed.
+struct NormRopeAttention {
+    pairs: RopeLayout,
+    eight_bits: bool,
+}
+
+impl Scenario for NormRopeAttention {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let all: [(_, _, &[usize]); 4] = [
+            ([5, 5], 128, &[140, 133]),
+            ([4, 2], 128, &[300]),
+            ([1, 1], 128, &[7, 1, 650]),
+            ([2, 1], 32, &[9]),
+        ];
+        for ([heads, kv_heads], dim, lengths) in all {
+            let (mut qk, mut v, mut ropes) = (Vec::new(), Vec::new(), Vec::new());
+            for &tokens in lengths {
+                let q = t.activation(NORMAL.scaled(3.0), [tokens, heads * dim])?;
+                // Without their mean, keys need smaller scales.
+                let k = t.activation(NORMAL.shifted(0.5), [tokens, kv_heads * dim])?;
+                // Scores of about ½: larger ones would enlarge the error of rounded operands.
+                let weight = NORMAL.scaled(0.15).shifted(0.7);
+                qk.push(([q, k], [t.parameter(weight, [dim])?, t.parameter(weight, [dim])?]));
+                v.push(t.activation(NORMAL, [tokens, kv_heads * dim])?);
+                ropes.push(t.rope(tokens, dim / 2, self.pairs)?);
+            }
+            let block = |((qk, weights), rope)| -> HeadBlock<'_, B::Tensor> {
+                let (qk, weights): (&[B::Tensor; 2], &[B::Tensor; 2]) = (qk, weights);
+                HeadBlock { qk: qk.each_ref(), weights: weights.each_ref(), rope }
+            };
+            let blocks: Vec<_> =
+                qk.iter().map(|(qk, weights)| (qk, weights)).zip(&ropes).map(block).collect();
+            let mask = AttentionMask::None;
+            let spec =
+                AttentionSpec { eight_bits: self.eight_bits, ..AttentionSpec::new(heads, kv_heads, mask) };
+            let y = t.b.norm_rope_attention(&blocks, &refs(&v), 1e-6, &spec)?;
+            let allowed = match t.dtype {
+                // Results are small: values of both signs cancel, their errors of rounding do not.
+                DType::BF16 if self.eight_bits => Tolerance { relative: 0.1, slack: 0.25, l2: 0.045 },
+                _ => tolerance(t, lengths.iter().sum(), dim, 2.0),
+            };
+            t.record(format!("{heads} of {kv_heads} heads of {dim}, {lengths:?}"), &y, allowed)?;
         }
         Ok(())
     }

@@ -41,7 +41,7 @@ arguments! {
 
 const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 56);
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
-const _: () = assert!(size_of::<RoundAttentionArgs>() == 3 * 104 + 80);
+const _: () = assert!(size_of::<RoundAttentionArgs>() == 3 * 104 + 2 * 192 + 88);
 const _: () = assert!(size_of::<WideScoresArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
@@ -139,13 +139,15 @@ pub(crate) struct HopperAttentionArgs {
     pub v_scales: DevicePtr,
 }
 
-/// Arguments of the kernels that round the operands of attention; the fields are explained in `attention_8bit.cu`.
+/// Arguments of the kernels that round the operands of attention; the fields are explained in `tile_rounding.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundAttentionArgs {
     pub q: Segments,
     pub k: Segments,
     pub v: Segments,
+    pub q_norms: HeadNorms,
+    pub k_norms: HeadNorms,
     pub queries: i32,
     pub keys: i32,
     pub heads: i32,
@@ -158,6 +160,17 @@ pub(crate) struct RoundAttentionArgs {
     pub q_scales: DevicePtr,
     pub k_scales: DevicePtr,
     pub v_scales: DevicePtr,
+    pub eps: f32,
+    pub unused: i32,
+}
+
+/// What norms and rotates the heads of each segment's rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeadNorms {
+    pub weights: [DevicePtr; MAX_SEGMENTS],
+    pub cosines: [DevicePtr; MAX_SEGMENTS],
+    pub sines: [DevicePtr; MAX_SEGMENTS],
 }
 
 /// Arguments of the scores of attention with wide heads on Hopper; the fields are explained in `attention_wide.cu`.

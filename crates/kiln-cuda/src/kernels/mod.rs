@@ -8,7 +8,7 @@ mod kernel;
 pub(crate) mod tests;
 
 pub(crate) use arguments::{
-    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
+    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HeadNorms, HopperAttentionArgs,
     HopperAttentionBackwardArgs, HopperConvArgs, HopperGemmArgs, LowRankArgs, MAX_SEGMENTS,
     MmaAttentionBackwardArgs, MmaGemmArgs, Nvfp4GemmArgs, PackedMatrixArgs, ProdigyArgs, RoundAttentionArgs,
     Segments, WideScoresArgs,

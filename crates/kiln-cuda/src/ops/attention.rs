@@ -2,15 +2,17 @@
 //! most 128, split heads, f32 and any size.
 
 use kiln_ops::shapes::AttentionSize;
-use kiln_ops::{AttentionMask, AttentionSpec, Error, Result, Tensor as _, shapes};
+use kiln_ops::{AttentionMask, AttentionSpec, Error, HeadBlock, Result, RopeLayout, Tensor as _, shapes};
 use kiln_tensor::DType;
 
+use super::attention_8bit::QkNorms;
 use super::movement::concat_rows;
+use super::rope::{qk_norm_rope, supports_heads_128};
 use super::{
     attention_8bit, attention_f32, attention_few, attention_hopper, attention_split, attention_wide,
 };
 use crate::context::{Context, int};
-use crate::kernels::{AttentionArgs, Kernel, MAX_SEGMENTS, Segments, kernels};
+use crate::kernels::{AttentionArgs, HeadNorms, Kernel, MAX_SEGMENTS, Segments, kernels};
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 
@@ -90,6 +92,71 @@ pub(crate) fn attention(
     attention_into(cx, [q, k, v], spec, None)
 }
 
+pub(crate) fn norm_rope_attention(
+    cx: &Context,
+    qk: &[HeadBlock<'_, CudaTensor>],
+    v: &[&CudaTensor],
+    eps: f32,
+    spec: &AttentionSpec,
+) -> Result<CudaTensor> {
+    if let Some(attended) = round_unnormed(cx, qk, v, eps, spec)? {
+        return Ok(attended);
+    }
+    let normed = qk
+        .iter()
+        .map(|block| qk_norm_rope(cx, block.qk, Some(block.weights), block.rope, eps))
+        .collect::<Result<Vec<_>>>()?;
+    let (q, k): (Vec<_>, Vec<_>) = normed.iter().map(|[q, k]| (q, k)).unzip();
+    attention(cx, &q, &k, v, spec)
+}
+
+/// The same in 8 bits, with norm and rotation in the kernels that round; `None` if they don't take the arguments.
+fn round_unnormed(
+    cx: &Context,
+    qk: &[HeadBlock<'_, CudaTensor>],
+    v: &[&CudaTensor],
+    eps: f32,
+    spec: &AttentionSpec,
+) -> Result<Option<CudaTensor>> {
+    let [q, k] = [0, 1].map(|i| qk.iter().map(|block| block.qk[i]).collect::<Vec<_>>());
+    let fits = |block: &HeadBlock<'_, CudaTensor>| {
+        block.qk[0].shape().rows() > 0
+            && block.rope.pairs == RopeLayout::Interleaved
+            && supports_heads_128(&block.qk, &block.weights, block.rope)
+    };
+    if !spec.eight_bits || qk.is_empty() || qk.len() > MAX_SEGMENTS || !qk.iter().all(fits) {
+        return Ok(None);
+    }
+    for block in qk {
+        for (x, weight) in block.qk.into_iter().zip(block.weights) {
+            shapes::norm_rope(x, Some(weight), block.rope)?;
+        }
+    }
+    let size = shapes::attention(&q, &k, v, spec)?;
+    let out = CudaTensor::new(cx, size.result(), q[0].dtype())?;
+    let mut concatenated = Vec::new();
+    let mut args = build_args(cx, [&q, &k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
+    if q[0].dtype() != DType::BF16 || !args.aligned() || !attention_8bit::supports(cx, &args) {
+        return Ok(None);
+    }
+    // A segment per block: each has its own norms.
+    let mut norms = QkNorms { q: HeadNorms::default(), k: HeadNorms::default(), eps };
+    let mut end = 0;
+    for (i, block) in qk.iter().enumerate() {
+        end += block.qk[0].shape().rows();
+        for (segments, x) in [&mut args.q, &mut args.k].into_iter().zip(block.qk) {
+            (segments.start[i], segments.end[i]) = (x.ptr(cx), int("attention", end)?);
+            segments.count = int("attention", qk.len())?;
+        }
+        for (norms, weight) in [&mut norms.q, &mut norms.k].into_iter().zip(block.weights) {
+            norms.weights[i] = weight.ptr(cx);
+            (norms.cosines[i], norms.sines[i]) = (block.rope.cos.ptr(cx), block.rope.sin.ptr(cx));
+        }
+    }
+    attention_8bit::run(cx, &args, Some(&norms))?;
+    Ok(Some(out))
+}
+
 /// [`attention`], which also stores the logarithms of the rows' sums in `lse`.
 pub(crate) fn attention_into(
     cx: &Context,
@@ -124,7 +191,7 @@ fn run(
         return attention_few::run(cx, &args, dtype);
     }
     if dtype == DType::BF16 && eight_bits && attention_8bit::supports(cx, &args) {
-        return attention_8bit::run(cx, &args);
+        return attention_8bit::run(cx, &args, None);
     }
     if dtype == DType::BF16 && attention_hopper::supports(cx, &args) {
         return attention_hopper::run(cx, &args);

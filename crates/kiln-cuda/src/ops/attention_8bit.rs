@@ -4,7 +4,7 @@ use kiln_ops::Result;
 
 use super::attention_hopper::{DIM, Shares, supports as supports_hopper};
 use crate::context::Context;
-use crate::kernels::{AttentionArgs, HopperAttentionArgs, RoundAttentionArgs, kernels};
+use crate::kernels::{AttentionArgs, HeadNorms, HopperAttentionArgs, RoundAttentionArgs, kernels};
 use crate::sys::driver::{DevicePtr, TensorMap};
 use crate::tensor_map::MapElement;
 
@@ -13,17 +13,23 @@ kernels! {
         RoundAttention(args: RoundAttentionArgs):
             MEASURE_KEYS_VALUES = "measure_keys_values", ROUND_ATTENTION = "round_attention";
     }
+    "attention_8bit_unnormed" {
+        RoundUnnormed(args: RoundAttentionArgs):
+            MEASURE_UNNORMED = "measure_unnormed", ROUND_UNNORMED = "round_unnormed";
+    }
     "attention_hopper_8bit" {
         AttentionHopper8Bit(args: HopperAttentionArgs):
             ATTENTION_HOPPER_8BIT = "attention_hopper_8bit";
     }
 }
 
-/// Rows of a tile and threads, as in `attention_8bit.cu`.
+/// Rows of a tile and threads, as in `tile_rounding.cuh`.
 const ROWS: usize = 128;
 const ROUND_THREADS: usize = 256;
 /// Tiles that a block measures, as there.
 const MEASURED: usize = 4;
+/// Heads of queries that a block rounds, as in `attention_8bit_unnormed.cu`.
+const SHARED_HEADS: usize = 4;
 /// Warpgroups with 64 queries each, tiles of keys in shared memory and threads, as in `attention_hopper_8bit.cu`.
 const CONSUMERS: usize = 3;
 const DEPTH: usize = 4;
@@ -36,7 +42,15 @@ pub(super) fn supports(cx: &Context, args: &AttentionArgs) -> bool {
     supports_hopper(cx, args) && args.lse == 0
 }
 
-pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
+/// What norms and rotates queries and keys on the way, of each of their segments.
+pub(super) struct QkNorms {
+    pub q: HeadNorms,
+    pub k: HeadNorms,
+    pub eps: f32,
+}
+
+/// Runs the attention; queries and keys come unnormed if there are `norms`.
+pub(super) fn run(cx: &Context, args: &AttentionArgs, norms: Option<&QkNorms>) -> Result<()> {
     let [queries, keys, heads, kv_heads] =
         [args.queries, args.keys, args.heads, args.kv_heads].map(|n| n as usize);
     let (dim, tiles) = (DIM as usize, keys.div_ceil(ROWS));
@@ -53,6 +67,8 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         q: args.q,
         k: args.k,
         v: args.v,
+        q_norms: norms.map_or(HeadNorms::default(), |norms| norms.q),
+        k_norms: norms.map_or(HeadNorms::default(), |norms| norms.k),
         queries: args.queries,
         keys: args.keys,
         heads: args.heads,
@@ -65,10 +81,20 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         q_scales,
         k_scales,
         v_scales: k_scales + (4 * kv_heads * tiles) as u64,
+        eps: norms.map_or(0.0, |norms| norms.eps),
+        unused: 0,
     };
-    let launch = |kernel, grid| cx.launch(kernel, grid, ROUND_THREADS, 0, &RoundAttention { args: rounding });
-    launch(MEASURE_KEYS_VALUES, [parts, 2 * kv_heads])?;
-    launch(ROUND_ATTENTION, [tiles.max(queries.div_ceil(ROWS)), heads + 2 * kv_heads])?;
+    let (measured_parts, row_tiles) = ([parts, 2 * kv_heads], tiles.max(queries.div_ceil(ROWS)));
+    if norms.is_some() {
+        let parameters = RoundUnnormed { args: rounding };
+        cx.launch(MEASURE_UNNORMED, measured_parts, ROUND_THREADS, 0, &parameters)?;
+        let grid = [row_tiles, heads.div_ceil(SHARED_HEADS) + 2 * kv_heads];
+        cx.launch(ROUND_UNNORMED, grid, ROUND_THREADS, 0, &parameters)?;
+    } else {
+        let parameters = RoundAttention { args: rounding };
+        cx.launch(MEASURE_KEYS_VALUES, measured_parts, ROUND_THREADS, 0, &parameters)?;
+        cx.launch(ROUND_ATTENTION, [row_tiles, heads + 2 * kv_heads], ROUND_THREADS, 0, &parameters)?;
+    }
 
     let map = |at: DevicePtr, width: usize, rows: usize, tile: usize| -> Result<_> {
         let map = cx.driver().encode_tensor_map(MapElement::Byte, at, [width, rows], [width], [tile]);

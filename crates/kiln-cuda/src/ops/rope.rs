@@ -101,7 +101,11 @@ struct HeadTensor {
 }
 
 /// Whether the kernel for heads of 128 takes these.
-fn supports_heads_128(xs: &[&CudaTensor], weights: &[&CudaTensor], rope: &RopeTable<CudaTensor>) -> bool {
+pub(super) fn supports_heads_128(
+    xs: &[&CudaTensor],
+    weights: &[&CudaTensor],
+    rope: &RopeTable<CudaTensor>,
+) -> bool {
     rope.cos.shape().last() == 64
         && xs.iter().chain(weights).chain(&[&rope.cos, &rope.sin]).all(|x| x.is_aligned())
 }

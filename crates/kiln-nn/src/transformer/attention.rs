@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kiln_ops::{AttentionMask, AttentionSpec, Backend};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, HeadBlock};
 
 use crate::Result;
 
@@ -20,6 +20,12 @@ impl<B: Backend> KvCache<B> {
     pub fn blocks(&self) -> &[[B::Tensor; 2]] {
         &self.blocks
     }
+}
+
+/// Queries and keys, before norm and rotation, and values of the same tokens.
+pub(super) struct Qkv<'a, B: Backend> {
+    pub(super) qk: HeadBlock<'a, B::Tensor>,
+    pub(super) v: &'a B::Tensor,
 }
 
 /// The attention of a batch, as it goes from block to block.
@@ -80,13 +86,29 @@ impl<'a, B: Backend> BatchAttention<'a, B> {
         self.images.iter().map(rows).collect()
     }
 
-    /// Computes the attention of a double block: queries, keys and values of all texts, and of all image streams.
+    /// The only image, if its attention is over all rows and nothing else, so that norm and rotation can be part of it.
+    fn whole(&self) -> Option<&ImageAttention<'a, B>> {
+        match &self.images[..] {
+            [item] if item.is_uncached() => Some(item),
+            _ => None,
+        }
+    }
+
+    /// Computes the attention of a double block: of all texts, and of all image streams.
     pub(super) fn double(
         &mut self,
         b: &B,
-        [q_text, k_text, v_text]: [&B::Tensor; 3],
-        [q_image, k_image, v_image]: [&B::Tensor; 3],
+        Qkv { qk: qk_text, v: v_text }: Qkv<'_, B>,
+        Qkv { qk: qk_image, v: v_image }: Qkv<'_, B>,
+        eps: f32,
     ) -> Result<[B::Tensor; 2]> {
+        if let Some(item) = self.whole() {
+            let attended =
+                b.norm_rope_attention(&[qk_text, qk_image], &[v_text, v_image], eps, &item.spec)?;
+            return item.split(b, &attended, 0);
+        }
+        let [q_text, k_text] = &qk_text.norm_rope(b, eps)?;
+        let [q_image, k_image] = &qk_image.norm_rope(b, eps)?;
         let streams = self.streams();
         let (mut texts, mut images) = (Vec::new(), Vec::new());
         for (item, [text, image]) in self.images.iter_mut().zip(streams) {
@@ -103,7 +125,11 @@ impl<'a, B: Backend> BatchAttention<'a, B> {
     }
 
     /// Computes the attention of a single block, over rows in which each image's text comes before its image stream.
-    pub(super) fn single(&mut self, b: &B, [q, k, v]: [&B::Tensor; 3]) -> Result<B::Tensor> {
+    pub(super) fn single(&mut self, b: &B, Qkv { qk, v }: Qkv<'_, B>, eps: f32) -> Result<B::Tensor> {
+        if let Some(item) = self.whole() {
+            return Ok(b.norm_rope_attention(&[qk], &[v], eps, &item.spec)?);
+        }
+        let [q, k] = &qk.norm_rope(b, eps)?;
         let (mut start, mut all) = (0, Vec::new());
         for item in &mut self.images {
             let q = b.slice_rows(q, start..start + item.text + item.image)?;

@@ -7,11 +7,11 @@
 //! ```
 //! Text comes before image in the attention. Queries and keys are normed per head, then rotated.
 
-use kiln_ops::{Backend, RopeTable};
+use kiln_ops::{Backend, HeadBlock, RopeTable};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::attention::BatchAttention;
+use super::attention::{BatchAttention, Qkv};
 use super::config::Config;
 use super::linear::Linear;
 use super::modulation::DoubleModulation;
@@ -86,10 +86,11 @@ impl<B: Backend> DoubleBlock<B> {
         rope: &RopeTables<B>,
         attention: &mut BatchAttention<'_, B>,
     ) -> Result<(B::Tensor, B::Tensor)> {
-        let text_qkv = self.text.project(b, &text, text_mod, &rope.text)?;
-        let image_qkv = self.image.project(b, &image, image_mod, &rope.image)?;
-        let [attended_text, attended_image] =
-            attention.double(b, text_qkv.each_ref(), image_qkv.each_ref())?;
+        let text_qkv = self.text.project(b, &text, text_mod)?;
+        let image_qkv = self.image.project(b, &image, image_mod)?;
+        let of_text = self.text.qkv(&text_qkv, &rope.text);
+        let of_image = self.image.qkv(&image_qkv, &rope.image);
+        let [attended_text, attended_image] = attention.double(b, of_text, of_image, self.image.eps)?;
         // Frees their memory for what follows.
         drop([text_qkv, image_qkv]);
         let text = self.text.residual(b, text, &attended_text, text_mod)?;
@@ -129,19 +130,15 @@ impl<B: Backend> Stream<B> {
         [&mut self.qkv, &mut self.to_out, &mut self.linear_in, &mut self.linear_out]
     }
 
-    /// Computes queries and keys (normed and rotated) and values.
-    fn project(
-        &self,
-        b: &B,
-        x: &B::Tensor,
-        m: &DoubleModulation<B>,
-        rope: &RopeTable<B::Tensor>,
-    ) -> Result<[B::Tensor; 3]> {
+    /// Computes queries, keys (neither normed nor rotated) and values.
+    fn project(&self, b: &B, x: &B::Tensor, m: &DoubleModulation<B>) -> Result<[B::Tensor; 3]> {
         let modulation = [&m.attn.scale, &m.attn.shift];
-        let [mut q, mut k, v] =
-            b.ada_linear_split(x, modulation, &m.groups, self.eps, &self.qkv, [self.dim; 3])?;
-        [q, k] = b.qk_norm_rope([&q, &k], Some([&self.norm_q, &self.norm_k]), rope, self.eps)?;
-        Ok([q, k, v])
+        Ok(b.ada_linear_split(x, modulation, &m.groups, self.eps, &self.qkv, [self.dim; 3])?)
+    }
+
+    /// Those of [`Stream::project`] with what norms and rotates them.
+    fn qkv<'a>(&'a self, [q, k, v]: &'a [B::Tensor; 3], rope: &'a RopeTable<B::Tensor>) -> Qkv<'a, B> {
+        Qkv { qk: HeadBlock { qk: [q, k], weights: [&self.norm_q, &self.norm_k], rope }, v }
     }
 
     /// Adds the gated output projection, then the gated MLP.

@@ -2,11 +2,11 @@
 //!
 //! `x [tokens, dim] → ada norm → [q, k, v, gate and value] → [attention, SwiGLU] → to_out → gate → + x`
 
-use kiln_ops::{Backend, RopeTable};
+use kiln_ops::{Backend, HeadBlock, RopeTable};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::attention::BatchAttention;
+use super::attention::{BatchAttention, Qkv};
 use super::config::Config;
 use super::linear::Linear;
 use super::modulation::SingleModulation;
@@ -56,10 +56,10 @@ impl<B: Backend> SingleBlock<B> {
         attention: &mut BatchAttention<'_, B>,
     ) -> Result<B::Tensor> {
         let modulation = [&m.block.scale, &m.block.shift];
-        let [mut q, mut k, v, mlp] =
+        let [q, k, v, mlp] =
             b.ada_linear_swiglu(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
-        [q, k] = b.qk_norm_rope([&q, &k], Some([&self.norm_q, &self.norm_k]), rope, self.eps)?;
-        let attended = attention.single(b, [&q, &k, &v])?;
+        let qk = HeadBlock { qk: [&q, &k], weights: [&self.norm_q, &self.norm_k], rope };
+        let attended = attention.single(b, Qkv { qk, v: &v }, self.eps)?;
         // Frees their memory for what follows.
         drop([q, k, v]);
         let gate = Some((&m.block.gate, &m.groups));

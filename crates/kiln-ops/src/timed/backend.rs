@@ -110,6 +110,12 @@ macro_rules! measured {
             attention_cost([$q, $k, $v], $spec, y)
         })
     };
+    ($self:ident, norm_rope_attention($qk:ident, $v:ident, $eps:ident, $spec:ident)) => {{
+        let [q, k] = [0, 1].map(|i| $qk.iter().map(|block| block.qk[i]).collect::<Vec<_>>());
+        $self.measure("norm_rope_attention", |b| b.norm_rope_attention($qk, $v, $eps, $spec), |y| {
+            attention_cost([&q, &k, $v], $spec, y)
+        })
+    }};
     ($self:ident, conv2d($x:ident, $conv:ident, $geometry:ident, $residual:ident)) => {
         $self.measure("conv2d", |b| b.conv2d($x, &$conv.inner, $geometry, $residual), |y| {
             conv_cost($x, $conv, $residual, y)
