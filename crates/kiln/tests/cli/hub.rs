@@ -24,7 +24,7 @@ fn files(root: &Path, folder: &Path, out: &mut Vec<(String, HubFile)>) {
         if entry.path().is_dir() {
             files(root, &entry.path(), out);
         } else {
-            let path = entry.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            let path = entry.path().strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/");
             out.push((path, served(fs::read(entry.path()).unwrap())));
         }
     }
