@@ -22,12 +22,12 @@ KERNELS = ROOT / "crates/kiln-cuda/compiled/kernels.packed"
 
 
 def make(target, report):
-    """Builds one platform's artefacts; what can't be built is a line of the report."""
+    """Builds one platform's artefacts; what can't be built is a line of the report. Returns whether there is a program."""
     try:
         program = build(target)
     except NotBuilt as reason:
         report.append(f"{target.triple}: not built: {reason}")
-        return
+        return False
     glibc = needed_glibc(program)
     if glibc and glibc > tuple(map(int, OLDEST_GLIBC.split("."))):
         report.append(f"{target.triple}: needs glibc {glibc[0]}.{glibc[1]}, not {OLDEST_GLIBC}: cargo-zigbuild is not installed")
@@ -39,6 +39,7 @@ def make(target, report):
                 package(target, folder, glibc)
             except NotBuilt as reason:
                 report.append(f"{target.triple}: no .{kind}: {reason}")
+    return True
 
 
 def wheels(report):
@@ -52,7 +53,7 @@ def main(arguments):
     unknown = set(chosen) - {target.triple for target in TARGETS}
     if command not in ("all", "build", "finish") or unknown or (chosen and command != "build"):
         sys.exit(__doc__)
-    report = []
+    report, built = [], True
     if command != "finish":
         shutil.rmtree(WORK, ignore_errors=True)
         if output("git", "status", "--porcelain"):
@@ -62,15 +63,18 @@ def main(arguments):
         # The machine's own first: its program writes the manual pages.
         for target in sorted(TARGETS, key=lambda target: target.triple != host()):
             if not chosen or target.triple in chosen:
-                make(target, report)
+                built &= make(target, report)
     if command == "all":
         wheels(report)
     if command != "build":
         finish.run(report)
     print(f"\nKiln {version()}: {OUT}")
-    for path in sorted(OUT.iterdir()):
+    for path in sorted(OUT.glob("*")):
         print(f"{path.stat().st_size:>12}  {path.name}")
     print("\n".join(["", *report]))
+    # A platform that was asked for by name must be there.
+    if chosen and not built:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
