@@ -29,6 +29,8 @@ except() {
     reasons[$suite]+="${reasons[$suite]:+; }$reason ($#)"
 }
 
+except unit "Wine 8 replaces no file that is open" a_file_that_is_being_read_is_replaced \
+    a_file_of_the_same_size_and_time_under_the_same_name
 # They send Ctrl-Break to one program, as consoles of Windows can: they have not run anywhere yet. The suite `console` sends Ctrl-C.
 except CLI "Wine sends no event to another program's console" cancel:: the_first_ctrl_c_ends_a_stalled_download \
     an_interrupted_pull_of_dev a_training_that_is_killed_or_cancelled a_signal_stops_the_server

@@ -50,7 +50,12 @@ impl AtomicFile {
             Ok(old) if old.permissions().readonly() => {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is read-only"));
             }
-            Ok(old) => (fs::canonicalize(path)?, Some(old.permissions())),
+            Ok(old) => match fs::canonicalize(path) {
+                Ok(target) => (target, Some(old.permissions())),
+                // Some drives of Windows tell no full paths; without links there is nothing to follow.
+                Err(_) if cfg!(windows) && !path.is_symlink() => (path.to_owned(), Some(old.permissions())),
+                Err(error) => return Err(error),
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => (path.to_owned(), None),
             Err(error) => return Err(error),
         };
