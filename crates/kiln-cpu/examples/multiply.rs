@@ -71,7 +71,7 @@ macro_rules! product {
 
 fn plain_loop(format: &str, times: usize) -> Result<(), Box<dyn Error>> {
     match format {
-        "f32" => product!(f32, f32, |v| v, times),
+        "f32" => product!(f32, f32, |v| v * 0.5, times),
         "bf16" => product!(bf16, f32, bf16::from_f32, times),
         "int8" => product!(i8, i32, |v| v as i8, times),
         _ => return Err(format!("unknown format {format}").into()),
