@@ -10,7 +10,8 @@ target=x86_64-pc-windows-gnu
 need x86_64-w64-mingw32-gcc wine
 need_target "$target"
 export CC_x86_64_pc_windows_gnu=x86_64-w64-mingw32-gcc CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=wine
-export WINEPREFIX=${WINEPREFIX:-$PWD/$target_folder/wine} WINEDEBUG=-all
+WINEPREFIX=${WINEPREFIX:-$(realpath -m "$target_folder/wine")}
+export WINEPREFIX WINEDEBUG=-all
 programs=$target_folder/$target/debug
 chosen=" $* "
 
