@@ -73,7 +73,8 @@ done
 step "install.sh in a system of busybox alone"
 system=$systems/busybox
 rm -rf "$system"
-mkdir -p "$system"/{bin,usr/bin,tmp,proc}
+mkdir -p "$system"/{bin,dev,usr/bin,tmp,proc}
+mknod -m 666 "$system/dev/null" c 1 3
 cp "$(command -v busybox)" "$system/bin/busybox"
 "$system/bin/busybox" --list | grep -vx busybox | xargs -I NAME ln -s /bin/busybox "$system/bin/NAME"
 ln -s /bin/env "$system/usr/bin/env"

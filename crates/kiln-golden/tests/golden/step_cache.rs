@@ -67,8 +67,8 @@ impl Loaded {
         let _ = self.pipeline.generate(&plan, &mut ()).unwrap();
         self.pipeline.backend().timer().take();
         let output = self.pipeline.generate(&plan, &mut ()).unwrap().remove(0);
-        let attention =
-            self.pipeline.backend().timer().take().into_iter().filter(|stats| stats.op == "attention");
+        let operations = self.pipeline.backend().timer().take();
+        let attention = operations.iter().filter(|stats| stats.op == "norm_rope_attention");
         (output, attention.map(|stats| stats.calls as usize).sum())
     }
 

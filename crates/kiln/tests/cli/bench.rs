@@ -33,10 +33,10 @@ fn synthetic_weights_run_every_phase_and_operation() {
         operations.iter().find(matches).unwrap_or_else(|| panic!("no {name} {size} in {operations:#?}"))
     };
     // 32 text tokens, 12 of the image, 24 of its references; two single blocks of 128 channels.
-    let projection = find("ada_linear_split", "68 × 128 → 1152");
+    let projection = find("ada_linear_swiglu", "68 × 128 → 768");
     assert_eq!(projection["calls"], 2.0);
     assert_eq!(projection["flops"], f64::from(2 * 2 * 68 * 128 * 1152));
-    let attention = find("attention", "68 × 68, 1 heads × 128");
+    let attention = find("norm_rope_attention", "68 × 68, 1 heads × 128");
     assert_eq!(attention["flops"], f64::from(3 * 4 * 68 * 68 * 128));
     let sum: f64 = operations.iter().map(|op| op["seconds"].as_f64().unwrap()).sum();
     assert!(sum > 0.0 && sum <= step["seconds"][0].as_f64().unwrap());

@@ -177,9 +177,9 @@ pages! {
     the_commands_about_errors_run "docs/errors.md" 1;
 }
 
-/// Pages that hold no commands to run here: install.md installs, library.md has Rust, a doc test of kiln-engine, python.md is
-/// run by kiln-python's tests.
-const OTHER_PAGES: &[&str] = &["docs/install.md", "docs/library.md", "docs/python.md"];
+/// Pages that hold no commands to run here: install.md installs, windows.md is for PowerShell, library.md has Rust, a doc
+/// test of kiln-engine, python.md is run by kiln-python's tests.
+const OTHER_PAGES: &[&str] = &["docs/install.md", "docs/library.md", "docs/python.md", "docs/windows.md"];
 
 #[test]
 fn every_page_is_tested() {
