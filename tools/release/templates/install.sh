@@ -99,7 +99,9 @@ places() { # FOLDER
 install_kiln() {
     triple=$(platform) || exit 1
     name=kiln-$version-$triple
-    folder=$(mktemp -d)
+    # Not in /tmp, where a system may forbid programs to run.
+    { mkdir -p "$prefix" && folder=$(mktemp -d "$prefix/.kiln.XXXXXX"); } 2>/dev/null ||
+        fail "can't write to $prefix: choose another folder with --prefix"
     trap 'rm -rf "$folder"' EXIT
     trap 'exit 1' HUP INT TERM
     say "downloading $name.tar.gz"
@@ -111,10 +113,11 @@ install_kiln() {
 
     places "$folder/$name" >"$folder/places"
     while read -r from to; do
-        mkdir -p "$prefix/${to%/*}"
         # A program that is running keeps its old file.
-        cp "$folder/$name/$from" "$prefix/$to.new"
-        mv -f "$prefix/$to.new" "$prefix/$to"
+        if ! { mkdir -p "$prefix/${to%/*}" && cp "$folder/$name/$from" "$prefix/$to.new" && mv -f "$prefix/$to.new" "$prefix/$to"; }; then
+            rm -f "$prefix/$to.new"
+            fail "can't write $prefix/$to"
+        fi
     done <"$folder/places"
     cut -d ' ' -f 2 "$folder/places" >"$prefix/$list"
     say "installed $("$prefix/bin/kiln" --version): $prefix/bin/kiln"
