@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# macOS on ARM64, from any system: compiles and links, nothing runs.   macos.sh
+# macOS on ARM64, from any system: compiles; tools/release links, and nothing runs.   macos.sh
 # Needs zig as C compiler and linker (`pip install ziglang`).
 platform="macos arm64"
 source "$(dirname "$0")/common.sh"

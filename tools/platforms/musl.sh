@@ -1,16 +1,24 @@
 #!/usr/bin/env bash
-# The static program for x86-64 Linux: in an empty root folder, and on an emulated CPU without AVX2.   musl.sh
-# Needs Debian's musl-tools, and qemu-user for the second part.
+# The static program for x86-64 Linux: in an empty root folder, and on an emulated CPU without AVX2.   musl.sh [PROGRAM]
+# PROGRAM is one that tools/release built; without it, one is built here in the same way, and the CPU's tests run, too.
+# Building needs cargo-zigbuild (`pip install cargo-zigbuild ziglang`), the second part qemu-user.
 platform="linux x86-64, musl"
 source "$(dirname "$0")/common.sh"
 target=x86_64-unknown-linux-musl
-need musl-gcc unshare
-need_target "$target"
-export CC_x86_64_unknown_linux_musl=musl-gcc
-program=$target_folder/$target/debug/kiln
-suite "build" "" cargo build "${cargo_args[@]}" --target "$target" -p kiln
-suite "unit, kiln-cpu; conformance" "full-size cases left out, as on the emulated platforms" \
-    cargo test "${cargo_args[@]}" --target "$target" -p kiln-cpu -p kiln-tests --lib --test conformance -- --quiet --skip full_size
+need unshare
+program=${1:-$target_folder/$target/debug/kiln}
+if (($# == 0)); then
+    need cargo-zigbuild
+    need_target "$target"
+    if [[ " ${cargo_args[*]} " == *" -Zbuild-std"* ]]; then
+        # rustup's library brings the objects that a program starts with; without it they are zig's.
+        export CARGO_ENCODED_RUSTFLAGS=-Clink-self-contained=no
+    fi
+    suite "build" "without CUDA, as it is released" cargo-zigbuild zigbuild "${cargo_args[@]}" --target "$target" -p kiln \
+        --no-default-features --features ember,fleet,serve
+    suite "unit, kiln-cpu; conformance" "full-size cases left out, as on the emulated platforms" \
+        cargo-zigbuild test "${cargo_args[@]}" --target "$target" -p kiln-cpu -p kiln-tests --lib --test conformance -- --quiet --skip full_size
+fi
 same_image "outside" "$program"
 
 # A folder with the program and nothing else, as root of the file system.

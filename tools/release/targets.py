@@ -1,16 +1,24 @@
-"""The platforms of a release, and building the program for one."""
+"""The platforms of a release, and building the program for one.
+
+    targets.py TRIPLE [ARGUMENT OF CARGO…]    # prints the environment of a build as a shell reads it, for wheels.sh
+"""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import frameworks
 from project import ROOT, NotBuilt, commit, epoch, last_error, output
 
 # Enterprise Linux 8, Debian 10 and Ubuntu 18.10 have this one or a newer one.
 OLDEST_GLIBC = "2.28"
+# The first one for ARM64.
+OLDEST_MACOS = "11.0"
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ def build(target):
     command = ["cargo", *cargo_command(target), "--locked", "--profile", "dist", "-p", "kiln", "--bin", "kiln"]
     command += [*target.features, *extra]
     print("+", " ".join(command), flush=True)
-    done = subprocess.run(command, cwd=ROOT, env=environment(target), stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment(target.triple, extra)}, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         log = ROOT / f"target/release-{target.triple}.log"
         log.write_text(done.stderr)
@@ -81,20 +89,29 @@ def cargo_command(target):
     raise NotBuilt("cargo-zigbuild is not installed (pip install cargo-zigbuild ziglang)")
 
 
-def environment(target):
-    """The build's environment: nothing in the program depends on the folder or the time."""
+def environment(triple, arguments):
+    """Adds to the build's environment: nothing in the program depends on the folder or the time. `arguments` are those of cargo
+    for a platform whose standard library is built from its source."""
     output("cargo", "fetch", "--locked")
     cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     folders = [(source, "/crates") for source in sorted(cargo_home.glob("registry/src/*"))]
     folders += [(Path(output("rustc", "--print", "sysroot")) / "lib/rustlib/src/rust", "/rust"), (ROOT, "/kiln")]
     rust_flags = [f"--remap-path-prefix={folder}={name}" for folder, name in folders]
-    if "windows" in target.triple:
+    if triple.endswith("windows-gnu"):
         rust_flags.append("-Clink-arg=-Wl,--no-insert-timestamp")
+    if "musl" in triple and arguments:
+        # rustup's library brings the objects that a program starts with; without it they are zig's.
+        rust_flags.append("-Clink-self-contained=no")
     c_flags = [f"-ffile-prefix-map={folder}={name}" for folder, name in folders]
+    macos = {}
+    if "apple" in triple:
+        macos["MACOSX_DEPLOYMENT_TARGET"] = OLDEST_MACOS
+        if "apple" not in host():
+            macos["SDKROOT"] = os.environ.get("SDKROOT") or str(frameworks.stubs())
     return {
-        **os.environ,
+        **macos,
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(rust_flags),
-        "CFLAGS_" + target.triple.replace("-", "_"): " ".join(c_flags),
+        "CFLAGS_" + triple.replace("-", "_"): "" if triple.endswith("msvc") else " ".join(c_flags),
         "KILN_COMMIT": commit(),
         "SOURCE_DATE_EPOCH": str(epoch()),
         "ZERO_AR_DATE": "1",
@@ -106,3 +123,7 @@ def needed_glibc(program):
     versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", program.read_bytes())
     return max(((int(major), int(minor)) for major, minor in versions), default=None)
 
+
+if __name__ == "__main__":
+    for name, value in environment(sys.argv[1], sys.argv[2:]).items():
+        print(f"export {name}={shlex.quote(value)}")

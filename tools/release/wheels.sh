@@ -56,11 +56,12 @@ build() {
             return 1
         fi
     fi
+    eval "$(python tools/release/targets.py "$target" ${extra[@]+"${extra[@]}"})"
     if [[ $target == *-linux-musl ]]; then
         # A library that Python loads uses Python's libc.
-        export CARGO_ENCODED_RUSTFLAGS=-Ctarget-feature=-crt-static
+        CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Ctarget-feature=-crt-static
     fi
-    KILN_COMMIT=$(git rev-parse --short=12 HEAD) maturin build --release --locked --strip --out "$out" \
+    maturin build --profile dist --locked --strip --out "$out" \
         --target "$target" ${arguments[@]+"${arguments[@]}"} -- ${extra[@]+"${extra[@]}"}
 }
 
