@@ -1,5 +1,5 @@
 //! Helpers shared by Kiln's crates: atomic file writes, the user's folders, names and paths, free space, the identity of files,
-//! hex, sizes, locks, text for terminals.
+//! hex, sizes, locks, text for terminals, where NVIDIA's libraries can't be.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -19,6 +19,7 @@ pub mod folders;
 mod free_space;
 mod hex;
 mod identity;
+mod nvidia;
 mod paths;
 mod printable;
 mod regular;
@@ -31,6 +32,7 @@ pub use file_lock::{FileLock, lock_file};
 pub use free_space::free_space;
 pub use hex::hex;
 pub use identity::{FileIdentity, is_same_file, program_identity};
+pub use nvidia::NO_NVIDIA;
 pub use paths::{long_path, windows_name_problem};
 pub use printable::{printable, printable_line, without_folders};
 pub use regular::{open_input, open_regular, read_regular, read_regular_text};

@@ -7,6 +7,7 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use kiln_base::NO_NVIDIA;
 use libloading::Library;
 
 use crate::error::{Error, Result};
@@ -21,17 +22,6 @@ pub enum CudaLibrary {
     /// Matrix products.
     CublasLt,
 }
-
-/// Why no library can be loaded on any machine, and what to do instead.
-const UNAVAILABLE: Option<&str> = if cfg!(target_os = "macos") {
-    Some("macOS has no NVIDIA driver; use the CPU")
-} else if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
-    Some(
-        "this program is linked statically (musl) and can't load it; use the program built for glibc, or the CPU",
-    )
-} else {
-    None
-};
 
 /// Supported major versions, newest first; part of the file names.
 const MAJORS: [u32; 2] = [13, 12];
@@ -54,7 +44,7 @@ impl CudaLibrary {
 
     /// What to do if it is missing.
     pub const fn install(self) -> &'static str {
-        if let Some(instead) = UNAVAILABLE {
+        if let Some(instead) = NO_NVIDIA {
             return instead;
         }
         match self {
@@ -107,8 +97,7 @@ pub(crate) struct LoadedLibrary {
 /// Loads a library from the first path that works.
 pub(crate) fn load(library: CudaLibrary) -> Result<LoadedLibrary> {
     let mut unusable = None;
-    let paths =
-        if UNAVAILABLE.is_none() { candidates(library, &SearchPaths::from_env()) } else { Vec::new() };
+    let paths = if NO_NVIDIA.is_none() { candidates(library, &SearchPaths::from_env()) } else { Vec::new() };
     for path in paths {
         match open(&path) {
             Ok(library) => return Ok(LoadedLibrary { library, path: resolve_path(path) }),

@@ -343,7 +343,8 @@ fn cuda(number: usize, settings: &Settings) -> Result<AnyBackend> {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize, _: &Settings) -> Result<AnyBackend> {
-    let what = "this build of Kiln has no CUDA backend";
+    let why = kiln_base::NO_NVIDIA.map_or(String::new(), |why| format!(": {why}"));
+    let what = format!("this build of Kiln has no CUDA backend{why}");
     Err(Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu()))
 }
 

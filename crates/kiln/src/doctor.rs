@@ -64,7 +64,8 @@ fn system() -> String {
 fn cuda() -> Properties {
     let gpus = kiln_engine::probe_gpus();
     if !gpus.built_in {
-        return Properties::default().with("used", "no: this build has no CUDA backend");
+        let why = kiln_base::NO_NVIDIA.unwrap_or("this build has no CUDA backend");
+        return Properties::default().with("used", format!("no: {why}"));
     }
     let mut properties = match &gpus.devices {
         None => Properties::default().with("gpus", "unknown: the NVIDIA driver is not loaded"),
