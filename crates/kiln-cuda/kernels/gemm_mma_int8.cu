@@ -3,10 +3,12 @@
 #include "gemm.cuh"
 #include "mma_gemm.cuh"
 
-#define KERNEL(NAME, INPUT, WARPS_N)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(64 * WARPS_N) NAME(const __grid_constant__ MmaGemmArgs args) { \
-        gemm_mma<INPUT, WARPS_N>(args);                                                                         \
+#define KERNEL(NAME, WARPS_N, SWIGLU)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(64 * WARPS_N) NAME(const __grid_constant__ MmaGemmArgs args) {       \
+        gemm_mma<MmaInt8, WARPS_N, SWIGLU>(args);                                                                  \
     }
 
-KERNEL(gemm_mma_int8_256, MmaInt8, 4)
-KERNEL(gemm_mma_int8_128, MmaInt8, 2)
+KERNEL(gemm_mma_int8_256, 4, false)
+KERNEL(gemm_mma_int8_128, 2, false)
+KERNEL(gemm_mma_int8_swiglu_256, 4, true)
+KERNEL(gemm_mma_int8_swiglu_128, 2, true)

@@ -1,4 +1,5 @@
-// Matrix products with mma, for GPUs before Hopper and after it: out = alpha * x * w^T + bias + add, in bf16, e4m3 and int8.
+// Matrix products with mma, for GPUs before Hopper and after it: out = gate * (alpha * x * w^T + bias) + add, or SwiGLU of x * w^T,
+// in bf16, e4m3 and int8.
 // A block computes 128 rows by 64 * WARPS_N columns, each warp 64 by 64 of them. Steps of 64 bytes of every row of x and w are
 // copied into four stages; three are on their way while one is multiplied. Four stages of the widest tile take 96 KB, which
 // compute capability 8.6, 8.9 and 12.0 have (99); larger tiles don't fit there.
@@ -6,19 +7,20 @@
 // Loading the operands of half a step while the other half is multiplied gained 14 %.
 
 struct MmaGemmArgs {
-    const void *x, *w;
-    const float *bias, *x_scales, *w_scales;
+    // `x_right` has the bytes of x's rows from `left_bytes` on. SwiGLU's w has n rows for gates, then n for what they gate.
+    const void *x, *x_right, *w;
+    const float *bias, *gate, *x_scales, *w_scales;
     const void *add;
     void *out;
     // Strides of x and w are in bytes.
-    long long ldx, ldw, ldadd, ldo, stride_w, stride_out;
+    long long ldx, ldx_right, ldw, ldadd, ldo, stride_w, stride_out;
     float alpha;
     // Dtype of the result and the summand: 0 f32, 1 bf16.
     int bf16_out;
     // Columns of one product; bytes of a row of x.
-    int rows, n, bytes;
+    int rows, n, bytes, left_bytes;
     // Tiles along the rows, along the columns of one product, and tiles along the rows that follow each other.
-    int tiles_m, tiles_n, group;
+    int tiles_m, tiles_n, group, unused;
 };
 
 #ifndef KILN_EMULATED
@@ -61,44 +63,53 @@ const int MMA_ROWS = 128, MMA_STAGES = 4, MMA_LINE = 64;
 // Place of 16 bytes of a line. The column is XORed with the pair of lines, so that eight lines' columns are in different banks.
 __device__ __forceinline__ int mma_place(int line, int column) { return line * MMA_LINE + (column ^ line / 2 % 4) * 16; }
 
-template <int WARPS_N> struct MmaTile {
+template <int WARPS_N, bool SWIGLU = false> struct MmaTile {
     static const int COLUMNS = 64 * WARPS_N, THREADS = 64 * WARPS_N, LINES = MMA_ROWS + COLUMNS, STAGE = LINES * MMA_LINE;
+    static const int RESULTS = SWIGLU ? COLUMNS / 2 : COLUMNS;
     int m0, n0, batch;
 
     __device__ __forceinline__ MmaTile(const MmaGemmArgs &args) {
         TilePlace place(blockIdx.x, args.tiles_m, args.tiles_n, gridDim.x / args.tiles_m, args.group);
-        m0 = place.row * MMA_ROWS, n0 = place.column * COLUMNS, batch = place.batch;
+        m0 = place.row * MMA_ROWS, n0 = place.column * RESULTS, batch = place.batch;
     }
 };
 
-// What a thread copies of every step: 16 bytes of some lines of x and w.
-template <int WARPS_N> struct MmaCopies {
-    typedef MmaTile<WARPS_N> Tile;
+// What a thread copies of every step: 16 bytes of some lines of x and w. With SwiGLU, 32 lines of w with gates are followed by those
+// that they gate, so that a warp has both.
+template <int WARPS_N, bool SWIGLU = false> struct MmaCopies {
+    typedef MmaTile<WARPS_N, SWIGLU> Tile;
     static const int LINES_APART = Tile::THREADS / 4;
     const unsigned char *x, *w;
+    long long ldx;
     int m, n, byte, place;
 
     __device__ __forceinline__ MmaCopies(const MmaGemmArgs &args, const Tile &tile) {
         int line = threadIdx.x / 4, column = threadIdx.x % 4;
-        m = tile.m0 + line, n = tile.n0 + line, byte = column * 16, place = mma_place(line, column);
-        x = (const unsigned char *)args.x + m * args.ldx + byte;
-        w = (const unsigned char *)args.w + tile.batch * args.stride_w + n * args.ldw + byte;
+        m = tile.m0 + line, n = tile.n0 + (SWIGLU ? line % 32 : line), byte = column * 16, place = mma_place(line, column);
+        x = (const unsigned char *)args.x + m * args.ldx + byte, ldx = args.ldx;
+        long long w_row = SWIGLU && line >= 32 ? n + args.n : n;
+        w = (const unsigned char *)args.w + tile.batch * args.stride_w + w_row * args.ldw + byte;
     }
 
     // Starts the copies of the next step into a stage; lines and bytes outside are zeros.
     __device__ __forceinline__ void next(const MmaGemmArgs &args, unsigned char *stage) {
         bool inside = byte < args.bytes;
+        if (byte - byte % MMA_LINE == args.left_bytes)
+            x = (const unsigned char *)args.x_right + m * args.ldx_right + byte % MMA_LINE, ldx = args.ldx_right;
         // Lines are a multiple of eight apart, so their places are alike.
 #pragma unroll
         for (int i = 0; i < MMA_ROWS / LINES_APART; i++) {
             bool valid = inside && m + i * LINES_APART < args.rows;
-            copy_async(stage + place + i * LINES_APART * MMA_LINE, valid ? x + i * LINES_APART * args.ldx : (const unsigned char *)args.x, valid);
+            copy_async(stage + place + i * LINES_APART * MMA_LINE, valid ? x + i * LINES_APART * ldx : (const unsigned char *)args.x, valid);
         }
 #pragma unroll
         for (int i = 0; i < Tile::COLUMNS / LINES_APART; i++) {
-            bool valid = inside && n + i * LINES_APART < args.n;
+            // Columns of the result to this line's. Where a thread's lines are 32 apart, every other one is gated.
+            int columns = SWIGLU ? i * LINES_APART / 64 * 32 : i * LINES_APART;
+            bool gated = SWIGLU && LINES_APART == 32 && i % 2;
+            bool valid = inside && n + columns < args.n;
             copy_async(stage + place + (MMA_ROWS + i * LINES_APART) * MMA_LINE,
-                       valid ? w + i * LINES_APART * args.ldw : (const unsigned char *)args.w, valid);
+                       valid ? w + (columns + (gated ? args.n : 0)) * args.ldw : (const unsigned char *)args.w, valid);
         }
         copy_commit();
         x += MMA_LINE, w += MMA_LINE, byte += MMA_LINE;
@@ -125,21 +136,30 @@ struct MmaFragments {
     }
 };
 
+// The sums of two neighbouring rows of w with a row of x, times their scales.
+template <class Input>
+__device__ __forceinline__ void scale_sums(const MmaGemmArgs &args, int row, long long w_row, const typename Input::Sum *sums, float (&v)[2]) {
+    float scale = args.alpha, w[2] = {1.0f, 1.0f};
+    if (Input::SCALED) {
+        scale *= args.x_scales[row];
+        load_values(args.w_scales, w_row, false, w);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) v[i] = (float)sums[i] * (scale * w[i]);
+}
+
 // Stores two neighbouring results of a row.
 template <class Input>
 __device__ __forceinline__ void store_results(const MmaGemmArgs &args, int batch, int row, int column, const typename Input::Sum *sums) {
     if (row >= args.rows || column >= args.n) return;
     long long of_all = (long long)batch * args.n + column;
-    float scale = args.alpha, w[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f}, add[2] = {0.0f, 0.0f};
-    if (Input::SCALED) {
-        scale *= args.x_scales[row];
-        load_values(args.w_scales, of_all, false, w);
-    }
+    float v[2], bias[2] = {0.0f, 0.0f}, gate[2] = {1.0f, 1.0f}, add[2] = {0.0f, 0.0f};
+    scale_sums<Input>(args, row, of_all, sums, v);
     if (args.bias) load_values(args.bias, of_all, false, bias);
+    if (args.gate) load_values(args.gate, of_all, false, gate);
     if (args.add) load_values(args.add, batch * args.stride_out + row * args.ldadd + column, args.bf16_out, add);
-    float v[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) v[i] = (float)sums[i] * (scale * w[i]) + bias[i] + add[i];
+    for (int i = 0; i < 2; i++) v[i] = (v[i] + bias[i]) * gate[i] + add[i];
     long long to = batch * args.stride_out + row * args.ldo + column;
     if (args.bf16_out)
         *(unsigned *)((bf16 *)args.out + to) = round_bf16_pair(v[0], v[1]);
@@ -147,8 +167,21 @@ __device__ __forceinline__ void store_results(const MmaGemmArgs &args, int batch
         *(float2 *)((float *)args.out + to) = {v[0], v[1]};
 }
 
-template <class Input, int WARPS_N> __device__ __forceinline__ void gemm_mma(const MmaGemmArgs &args) {
-    typedef MmaTile<WARPS_N> Tile;
+// Stores SwiGLU of the sums for two neighbouring results.
+template <class Input>
+__device__ __forceinline__ void store_swiglu(const MmaGemmArgs &args, int row, int column, const typename Input::Sum *gates,
+                                             const typename Input::Sum *gated) {
+    if (row >= args.rows || column >= args.n) return;
+    float v[2], up[2];
+    scale_sums<Input>(args, row, column, gates, v);
+    scale_sums<Input>(args, row, args.n + column, gated, up);
+#pragma unroll
+    for (int i = 0; i < 2; i++) v[i] = activate_as<bf16>(v[i], 1) * up[i];
+    *(unsigned *)((bf16 *)args.out + row * args.ldo + column) = round_bf16_pair(v[0], v[1]);
+}
+
+template <class Input, int WARPS_N, bool SWIGLU = false> __device__ __forceinline__ void gemm_mma(const MmaGemmArgs &args) {
+    typedef MmaTile<WARPS_N, SWIGLU> Tile;
     DYNAMIC_SHARED(memory);
     Tile tile(args);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -156,7 +189,7 @@ template <class Input, int WARPS_N> __device__ __forceinline__ void gemm_mma(con
     int x = mma_place(warp_m + lane % 16, lane / 16);
     int w = mma_place(MMA_ROWS + warp_n + lane / 16 * 8 + lane % 8, lane / 8 % 2);
     int steps = (args.bytes + MMA_LINE - 1) / MMA_LINE;
-    MmaCopies<WARPS_N> copies(args, tile);
+    MmaCopies<WARPS_N, SWIGLU> copies(args, tile);
     // Copies past the end are zeros, and complete at once.
 #pragma unroll
     for (int stage = 0; stage < MMA_STAGES - 1; stage++) copies.next(args, memory + stage * Tile::STAGE);
@@ -180,9 +213,13 @@ template <class Input, int WARPS_N> __device__ __forceinline__ void gemm_mma(con
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 8; j++)
+        for (int j = 0; j < (SWIGLU ? 4 : 8); j++)
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                store_results<Input>(args, tile.batch, tile.m0 + warp_m + 16 * i + 8 * r + lane / 4,
-                                     tile.n0 + warp_n + 8 * j + lane % 4 * 2, sums[i][j] + 2 * r);
+            for (int r = 0; r < 2; r++) {
+                int row = tile.m0 + warp_m + 16 * i + 8 * r + lane / 4, column = tile.n0 + 8 * j + lane % 4 * 2;
+                if (SWIGLU)
+                    store_swiglu<Input>(args, row, column + warp_n / 2, sums[i][j] + 2 * r, sums[i][j % 4 + 4] + 2 * r);
+                else
+                    store_results<Input>(args, tile.batch, row, column + warp_n, sums[i][j] + 2 * r);
+            }
 }

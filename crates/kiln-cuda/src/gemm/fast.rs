@@ -13,6 +13,7 @@ use crate::cache::CacheKey;
 use crate::error::{Error, Result};
 use crate::later::Later;
 use crate::queue::Queue;
+use crate::sources::KernelSource;
 
 /// Both implementations, and which one is faster.
 pub(crate) struct FastGemm {
@@ -70,12 +71,12 @@ impl FastGemm {
 
     /// Whether there is a kernel for a fused product.
     pub fn fuses(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
-        HopperGemm::supports(queue, shape, operands)
+        is_supported(queue, shape, operands)
     }
 
     /// Runs a fused product.
     pub fn run_fused(&self, queue: &Queue, shape: &GemmShape, operands: &Operands) -> Result<()> {
-        self.hopper.run(queue, shape, operands)
+        self.run_own(queue, shape, operands)
     }
 
     /// Whether a fused product takes less time than `unfused`, which computes the same: measured as they are used, once per
@@ -97,7 +98,7 @@ impl FastGemm {
         }
         let device = queue.device("cuEventSynchronize")?;
         let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
-        let (kernels, gpu) = (HopperGemm::SOURCE.full_text(), queue.gpu().name.as_bytes());
+        let (kernels, gpu) = (own_source(queue, shape, operands).full_text(), queue.gpu().name.as_bytes());
         let key = CacheKey::new("fused", &[text.as_bytes(), version.as_bytes(), kernels.as_bytes(), gpu]);
         let choice = match device.cache.get(&key).as_deref() {
             Some(b"fused") => true,
@@ -154,9 +155,8 @@ impl FastGemm {
     ) -> Result<Implementation> {
         use Implementation::{CublasLt, Own};
         let device = queue.device("cuEventSynchronize")?;
-        let own =
-            if HopperGemm::supports(queue, shape, operands) { HopperGemm::SOURCE } else { MmaGemm::SOURCE };
-        let (text, version, kernels) = (format!("{shape:?}"), cublaslt.version_text(), own.full_text());
+        let (text, version) = (format!("{shape:?}"), cublaslt.version_text());
+        let kernels = own_source(queue, shape, operands).full_text();
         let gpu = queue.gpu().name.as_bytes();
         let key = CacheKey::new("matmul", &[text.as_bytes(), version.as_bytes(), kernels.as_bytes(), gpu]);
         match device.cache.get(&key).as_deref() {
@@ -182,4 +182,9 @@ impl FastGemm {
 /// Whether Kiln's own kernels take the product.
 fn is_supported(queue: &Queue, shape: &GemmShape, operands: &Operands) -> bool {
     HopperGemm::supports(queue, shape, operands) || MmaGemm::supports(queue, shape, operands)
+}
+
+/// The source of those that do.
+fn own_source(queue: &Queue, shape: &GemmShape, operands: &Operands) -> KernelSource {
+    if HopperGemm::supports(queue, shape, operands) { HopperGemm::SOURCE } else { MmaGemm::SOURCE }
 }

@@ -186,16 +186,6 @@ impl HopperGemm {
             }
             _ => false,
         };
-        // Both parts of x are whole steps, and SwiGLU is all that becomes of its product.
-        let fused = (shape.right == 0
-            || !shape.x_is_k_by_rows && ((shape.k - shape.right) * size).is_multiple_of(BOX_BYTES))
-            && (!shape.swiglu
-                || !shape.w_is_k_by_n
-                    && shape.batch == 1
-                    && shape.out_dtype == DType::BF16
-                    && operands.bias.is_none()
-                    && !shape.gate
-                    && !shape.add);
         let out = shape.out_dtype.size();
         let rows =
             [shape.ldx * size, shape.right * size, shape.ldw * size, shape.ldo * out, shape.ldadd * out];
@@ -207,7 +197,7 @@ impl HopperGemm {
         let scales = operands.scales.unwrap_or_default();
         queue.gpu().capability == (9, 0)
             && typed
-            && fused
+            && shape.can_be_fused(operands, BOX_BYTES)
             && aligned
             && shape.n.is_multiple_of(2)
             && shape.k > 0

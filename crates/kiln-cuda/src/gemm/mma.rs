@@ -12,15 +12,18 @@ use crate::sources::KernelSource;
 kernels! {
     "gemm_mma_bf16" {
         GemmBf16(args: MmaGemmArgs):
-            BF16_256 = "gemm_mma_bf16_256", BF16_128 = "gemm_mma_bf16_128";
+            BF16_256 = "gemm_mma_bf16_256", BF16_128 = "gemm_mma_bf16_128",
+            SWIGLU_BF16_256 = "gemm_mma_bf16_swiglu_256", SWIGLU_BF16_128 = "gemm_mma_bf16_swiglu_128";
     }
     "gemm_mma_fp8" {
         GemmFp8(args: MmaGemmArgs):
-            FP8_256 = "gemm_mma_fp8_256", FP8_128 = "gemm_mma_fp8_128";
+            FP8_256 = "gemm_mma_fp8_256", FP8_128 = "gemm_mma_fp8_128",
+            SWIGLU_FP8_256 = "gemm_mma_fp8_swiglu_256", SWIGLU_FP8_128 = "gemm_mma_fp8_swiglu_128";
     }
     "gemm_mma_int8" {
         GemmInt8(args: MmaGemmArgs):
-            INT8_256 = "gemm_mma_int8_256", INT8_128 = "gemm_mma_int8_128";
+            INT8_256 = "gemm_mma_int8_256", INT8_128 = "gemm_mma_int8_128",
+            SWIGLU_INT8_256 = "gemm_mma_int8_swiglu_256", SWIGLU_INT8_128 = "gemm_mma_int8_swiglu_128";
     }
 }
 
@@ -49,7 +52,7 @@ impl Tiling {
         STAGES * (ROWS + self.columns) * LINE
     }
 
-    pub fn kernel<P>(self, wide: Kernel<P>, narrow: Kernel<P>) -> Kernel<P> {
+    pub fn kernel<P>(self, [wide, narrow]: [Kernel<P>; 2]) -> Kernel<P> {
         if self.columns == 256 { wide } else { narrow }
     }
 }
@@ -76,17 +79,17 @@ impl MmaGemm {
             DType::I8 => operands.scales.is_some(),
             _ => false,
         };
-        let mut vectors = vec![shape.k * size, shape.ldx * size, shape.ldw * size];
+        let mut vectors = vec![shape.k * size, shape.ldx * size, shape.right * size, shape.ldw * size];
         if shape.batch > 1 {
             vectors.push(shape.stride_w * size);
         }
         typed
-            && !shape.is_fused()
+            && shape.can_be_fused(operands, LINE)
             && !shape.x_is_k_by_rows
             && !shape.w_is_k_by_n
             && matches!(shape.out_dtype, DType::BF16 | DType::F32)
             && vectors.iter().all(|bytes| bytes % 16 == 0)
-            && [operands.x, operands.w].iter().all(|at| at % 16 == 0)
+            && [operands.x, operands.x_right.unwrap_or(0), operands.w].iter().all(|at| at % 16 == 0)
             && has_aligned_pairs(shape, operands)
     }
 
@@ -102,9 +105,10 @@ impl MmaGemm {
 pub(super) fn has_aligned_pairs(shape: &GemmShape, operands: &Operands) -> bool {
     let stride_out = if shape.batch > 1 { shape.stride_out } else { 0 };
     let scales = operands.scales.unwrap_or_default();
-    let at = [operands.out, operands.add.unwrap_or(0), operands.bias.unwrap_or(0), scales[0], scales[1]];
+    let optional = [operands.add, operands.bias, operands.gate].map(|at| at.unwrap_or(0));
+    let at = optional.into_iter().chain([operands.out, scales[0], scales[1]]);
     [shape.n, shape.ldo, shape.ldadd, stride_out].iter().all(|n| n % 2 == 0)
-        && at.iter().all(|at| at % 8 == 0)
+        && at.into_iter().all(|at| at % 8 == 0)
 }
 
 /// The kernels' arguments, and their grid.
@@ -113,7 +117,8 @@ pub(super) fn product_arguments(
     operands: &Operands,
     tiling: Tiling,
 ) -> Result<(MmaGemmArgs, [usize; 2])> {
-    let (tiles_m, tiles_n) = (shape.rows.div_ceil(ROWS), shape.n.div_ceil(tiling.columns));
+    let results = if shape.swiglu { tiling.columns / 2 } else { tiling.columns };
+    let (tiles_m, tiles_n) = (shape.rows.div_ceil(ROWS), shape.n.div_ceil(results));
     let [w_scales, x_scales] = operands.scales.unwrap_or_default();
     let element = shape.dtype.size();
     let size = |n: usize| {
@@ -122,13 +127,16 @@ pub(super) fn product_arguments(
     };
     let args = MmaGemmArgs {
         x: operands.x,
+        x_right: operands.x_right.unwrap_or(0),
         w: operands.w,
         bias: operands.bias.unwrap_or(0),
+        gate: operands.gate.unwrap_or(0),
         x_scales,
         w_scales,
         add: operands.add.unwrap_or(0),
         out: operands.out,
         ldx: (shape.ldx * element) as i64,
+        ldx_right: (shape.right * element) as i64,
         ldw: (shape.ldw * element) as i64,
         ldadd: shape.ldadd as i64,
         ldo: shape.ldo as i64,
@@ -139,9 +147,11 @@ pub(super) fn product_arguments(
         rows: size(shape.rows)?,
         n: size(shape.n)?,
         bytes: size(shape.k * element)?,
+        left_bytes: if shape.right > 0 { size((shape.k - shape.right) * element)? } else { i32::MAX },
         tiles_m: size(tiles_m)?,
         tiles_n: size(tiles_n)?,
         group: size(tiling.group.min(tiles_m))?,
+        unused: 0,
     };
     Ok((args, [tiles_m * tiles_n * shape.batch, 1]))
 }
@@ -151,12 +161,19 @@ fn launch(queue: &Queue, shape: &GemmShape, operands: &Operands, tiling: Tiling)
     let (threads, shared) = (tiling.columns, tiling.shared_bytes());
     match shape.dtype {
         DType::F8E4M3 => {
-            tiling.kernel(FP8_256, FP8_128).launch(queue, grid, threads, shared, &GemmFp8 { args })
+            let kernels = if shape.swiglu { [SWIGLU_FP8_256, SWIGLU_FP8_128] } else { [FP8_256, FP8_128] };
+            tiling.kernel(kernels).launch(queue, grid, threads, shared, &GemmFp8 { args })
         }
         DType::I8 => {
-            tiling.kernel(INT8_256, INT8_128).launch(queue, grid, threads, shared, &GemmInt8 { args })
+            let kernels =
+                if shape.swiglu { [SWIGLU_INT8_256, SWIGLU_INT8_128] } else { [INT8_256, INT8_128] };
+            tiling.kernel(kernels).launch(queue, grid, threads, shared, &GemmInt8 { args })
         }
-        _ => tiling.kernel(BF16_256, BF16_128).launch(queue, grid, threads, shared, &GemmBf16 { args }),
+        _ => {
+            let kernels =
+                if shape.swiglu { [SWIGLU_BF16_256, SWIGLU_BF16_128] } else { [BF16_256, BF16_128] };
+            tiling.kernel(kernels).launch(queue, grid, threads, shared, &GemmBf16 { args })
+        }
     }
 }
 
@@ -168,7 +185,7 @@ mod tests {
     #[test]
     fn every_tiling_gives_the_product() {
         let Some(queue) = open_gpu() else { return };
-        for end in [End::Added, End::Plain] {
+        for end in [End::Added, End::Plain, End::Gated, End::Swiglu] {
             for dtype in [DType::BF16, DType::F8E4M3, DType::I8] {
                 if dtype == DType::F8E4M3 && queue.gpu().capability < (8, 9) {
                     println!("skipped: no fp8 on this GPU");

@@ -71,7 +71,7 @@ fn launch(
 ) -> Result<()> {
     let (product, grid) = product_arguments(shape, operands, tiling)?;
     let args = Nvfp4GemmArgs { product, x_blocks, w_blocks };
-    let kernel = tiling.kernel(NVFP4_256, NVFP4_128);
+    let kernel = tiling.kernel([NVFP4_256, NVFP4_128]);
     kernel.launch(queue, grid, tiling.columns, shared_bytes(tiling), &GemmNvfp4 { args })
 }
 

@@ -67,9 +67,23 @@ impl GemmShape {
         GemmShape { n, ldadd: n, ldo: n, swiglu: true, ..self }
     }
 
-    /// Whether Kiln's own Hopper kernels alone do all of it.
+    /// Whether Kiln's own kernels alone do all of it.
     pub fn is_fused(&self) -> bool {
         self.right > 0 || self.gate || self.swiglu
+    }
+
+    /// Whether kernels that take `step` bytes of each row at a time can fuse what it asks for: both parts of x are whole steps, and
+    /// SwiGLU is all that becomes of its product.
+    pub fn can_be_fused(&self, operands: &Operands, step: usize) -> bool {
+        let left = (self.k - self.right) * self.dtype.size();
+        (self.right == 0 || !self.x_is_k_by_rows && left.is_multiple_of(step))
+            && (!self.swiglu
+                || !self.w_is_k_by_n
+                    && self.batch == 1
+                    && self.out_dtype == DType::BF16
+                    && operands.bias.is_none()
+                    && !self.gate
+                    && !self.add)
     }
 
     /// Rows of `w`.

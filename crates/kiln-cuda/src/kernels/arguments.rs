@@ -51,7 +51,7 @@ const _: () = assert!(size_of::<GradientArgs>() == 88 && size_of::<LowRankArgs>(
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 128);
 const _: () = assert!(size_of::<HopperGemmArgs>() == 5 * 128 + 192);
-const _: () = assert!(size_of::<MmaGemmArgs>() == 7 * 8 + 6 * 8 + 32);
+const _: () = assert!(size_of::<MmaGemmArgs>() == 9 * 8 + 7 * 8 + 40);
 const _: () = assert!(size_of::<Nvfp4GemmArgs>() == size_of::<MmaGemmArgs>() + 16);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
 
@@ -415,13 +415,16 @@ pub(crate) struct HopperGemmArgs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MmaGemmArgs {
     pub x: DevicePtr,
+    pub x_right: DevicePtr,
     pub w: DevicePtr,
     pub bias: DevicePtr,
+    pub gate: DevicePtr,
     pub x_scales: DevicePtr,
     pub w_scales: DevicePtr,
     pub add: DevicePtr,
     pub out: DevicePtr,
     pub ldx: i64,
+    pub ldx_right: i64,
     pub ldw: i64,
     pub ldadd: i64,
     pub ldo: i64,
@@ -432,9 +435,11 @@ pub(crate) struct MmaGemmArgs {
     pub rows: i32,
     pub n: i32,
     pub bytes: i32,
+    pub left_bytes: i32,
     pub tiles_m: i32,
     pub tiles_n: i32,
     pub group: i32,
+    pub unused: i32,
 }
 
 /// Arguments of the nvfp4 products, with the scales of blocks.
