@@ -1,8 +1,12 @@
 //! Properties that hold to the last bit, at sizes that are split into many tasks.
 
 use kiln_cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
-use kiln_ops::{AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, RowGroups, Tensor};
+use kiln_ops::{
+    Activation, AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, RopeLayout, RopeTable,
+    RowGroups, Tensor,
+};
 use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Rotation};
+use sha2::{Digest, Sha256};
 
 fn backends(threads: usize) -> Vec<CpuBackend> {
     let backend = |isa| CpuBackend::new(CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();
@@ -145,8 +149,8 @@ fn a_query_does_not_depend_on_the_other_queries() {
     }
 }
 
-/// The results of all operations whose tasks depend on the number of threads.
-fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
+/// The results in f32 of all operations that add up, in many tasks and with tails on every vector length.
+fn f32_results(b: &CpuBackend) -> Vec<(&'static str, Vec<u8>)> {
     let x = tensor(b, 1, [1500, 400], DType::F32);
     let w = b.load_weight(lora_layer(400, 400), Residency::Device).unwrap();
     let y = b.linear(&x, &w).unwrap();
@@ -154,7 +158,6 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let groups = RowGroups::from_lengths(&[700, 800]);
     let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &y).unwrap();
     let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
-    let bf16 = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
     let deltas = lora_layer(400, 400).deltas().to_vec();
     let int8 = b.load_weight(int8_layer(400, 400).with_deltas(deltas).unwrap(), Residency::Device).unwrap();
     let int8 = b.linear(&x, &int8).unwrap();
@@ -166,7 +169,68 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let [wide, narrow] = [wide, narrow].map(|c| b.conv2d(&image, &c, ConvGeometry::same(3), None).unwrap());
     let [one, zero] = [5, 6].map(|seed| tensor(b, seed, [48], DType::F32));
     let normed = b.group_norm(&image, 16, &one, &zero, 1e-6, None).unwrap();
-    [y, added, row, bf16, int8, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
+    let [odd, other] = [7, 8].map(|seed| tensor(b, seed, [60, 210], DType::F32));
+    let (weight, modulation) = (tensor(b, 9, [210], DType::F32), tensor(b, 10, [1, 210], DType::F32));
+    let rms = b.rms_norm(&odd, &weight, 1e-6).unwrap();
+    let layer = b.ada_layer_norm(&odd, &modulation, &modulation, &RowGroups::single(60), 1e-6).unwrap();
+    let [cos, sin] = [11, 12].map(|seed| tensor(b, seed, [60, 35], DType::F32));
+    let rope = RopeTable { cos, sin, pairs: RopeLayout::Interleaved };
+    let rotated = b.norm_rope(&odd, Some(&tensor(b, 13, [70], DType::F32)), &rope, 1e-6).unwrap();
+    let odd_layer = b.load_weight(lora_layer(61, 210), Residency::Device).unwrap();
+    let few = b.linear(&b.slice_rows(&odd, 3..8).unwrap(), &odd_layer).unwrap();
+    let gated = b.swiglu(&odd).unwrap();
+    let activated = b.activation(&odd, Activation::Silu).unwrap();
+    let distance = b.relative_l1(&odd, &other).unwrap();
+    let named = [
+        ("linear", y),
+        ("linear_gated_add", added),
+        ("linear of two rows", row),
+        ("linear of five rows", few),
+        ("int8", int8),
+        ("attention", attended),
+        ("conv2d", wide),
+        ("conv2d to three channels", narrow),
+        ("group_norm", normed),
+        ("rms_norm", rms),
+        ("ada_layer_norm", layer),
+        ("norm_rope", rotated),
+        ("swiglu", gated),
+        ("silu", activated),
+        ("relative_l1", distance),
+    ];
+    named.into_iter().map(|(name, t)| (name, bytes(b, &t))).collect()
+}
+
+/// The results of operations whose tasks depend on the number of threads.
+fn results(b: &CpuBackend) -> Vec<(&'static str, Vec<u8>)> {
+    let x = tensor(b, 1, [1500, 400], DType::BF16);
+    let w = b.load_weight(lora_layer(400, 400), Residency::Device).unwrap();
+    let bf16 = b.linear(&x, &w).unwrap();
+    let mut all = f32_results(b);
+    all.push(("bf16", bytes(b, &bf16)));
+    all
+}
+
+/// A sum of products is rounded once or twice a step, so that only sets with fused multiply-adds agree.
+#[test]
+fn f32_is_the_same_on_every_instruction_set_and_machine() {
+    /// The SHA-256 of all results. A kernel that adds up in another order changes it.
+    const EXPECTED: &str = "03d93e5c970ecd3fb268e982188cabda21b8f41960bdbcdebdf31004774efd3b";
+    let backends: Vec<_> = backends(3).into_iter().filter(|b| b.isa().fuses_multiply_add()).collect();
+    let mut first: Option<Vec<_>> = None;
+    for b in &backends {
+        let found = f32_results(b);
+        for ((name, expected), (_, found)) in first.iter().flatten().zip(&found) {
+            assert!(expected == found, "{}: {name}", b.name());
+        }
+        first.get_or_insert(found);
+    }
+    // None without FMA, as on x86-64 before 2013.
+    let Some(results) = first else { return };
+    let mut hash = Sha256::new();
+    results.iter().for_each(|(_, bytes)| hash.update(bytes));
+    let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(found, EXPECTED);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{Epilogue, SumBlock, run_epilogue};
 use crate::Context;
 use crate::element::Scalar;
 use crate::matrix::{Format, StackedMatrix};
-use crate::simd::{Simd, dispatch, reduce_add};
+use crate::simd::{MAX_LANES, Simd, Sum, dispatch};
 
 /// Maximum rows for which [`gemv`] is used.
 pub(crate) const GEMV_MAX_ROWS: usize = 5;
@@ -16,40 +16,70 @@ pub(crate) const GEMV_MAX_ROWS: usize = 5;
 /// Weight rows of a task.
 const NC: usize = 64;
 
+/// Sums per row, so that additions don't wait for each other.
+const SUMS: usize = 2;
+/// Values of a weight row that are multiplied at once.
+const STEP: usize = SUMS * MAX_LANES;
+
 /// `x[i] · w` for `ROWS` rows of `x`, each `w.len()` values, where `w` need not be aligned.
 #[inline(always)]
 fn dot_rows<S: Simd, T: Scalar, const ROWS: usize>(s: S, w: &[u8], x: &[f32]) -> [f32; ROWS] {
-    // Several sums per row, so that additions don't wait for each other.
-    const ACCUMULATORS: usize = 4;
     let depth = w.len() / size_of::<T>();
     assert!(x.len() >= ROWS * depth);
     let w = w.as_ptr().cast::<T>();
-    let mut sums = [[s.splat(0.0); ACCUMULATORS]; ROWS];
-    let step = ACCUMULATORS * S::LANES;
-    let whole = depth / step * step;
+    let mut sums = [[Sum::zero(s); SUMS]; ROWS];
+    let whole = depth / STEP * STEP;
     let mut k = 0;
     while k < whole {
-        for lane in 0..ACCUMULATORS {
-            let at = k + lane * S::LANES;
-            // SAFETY: at + LANES <= depth, the length of w and of every row of x.
+        // SAFETY: k + STEP <= depth, the length of w and of every row of x.
+        unsafe { add_step(s, w.add(k), x.as_ptr().add(k), depth, &mut sums) };
+        k += STEP;
+    }
+    if whole < depth {
+        // The rest, followed by zeros.
+        let mut last_w = [T::zeroed(); STEP];
+        let mut last_x = [[0.0; STEP]; ROWS];
+        for (i, last_w) in last_w[..depth - whole].iter_mut().enumerate() {
+            // SAFETY: whole + i < depth.
+            *last_w = unsafe { w.add(whole + i).read_unaligned() };
+        }
+        for (i, last_x) in last_x.iter_mut().enumerate() {
+            last_x[..depth - whole].copy_from_slice(&x[i * depth + whole..(i + 1) * depth]);
+        }
+        // SAFETY: STEP values of everything.
+        unsafe { add_step(s, last_w.as_ptr(), last_x.as_ptr().cast(), STEP, &mut sums) };
+    }
+    let mut out = [0.0; ROWS];
+    for (out, &[a, b]) in out.iter_mut().zip(&sums) {
+        *out = a.plus(s, b).total(s);
+    }
+    out
+}
+
+/// Adds the products of [`STEP`] values.
+///
+/// # Safety
+/// As many can be read at `w` and of each row of `x`, which are `stride` apart. Neither needs alignment.
+#[inline(always)]
+unsafe fn add_step<S: Simd, T: Scalar, const ROWS: usize>(
+    s: S,
+    w: *const T,
+    x: *const f32,
+    stride: usize,
+    sums: &mut [[Sum<S>; SUMS]; ROWS],
+) {
+    for sum in 0..SUMS {
+        for part in 0..Sum::<S>::PARTS {
+            let at = sum * MAX_LANES + part * S::LANES;
+            // SAFETY: at + LANES <= STEP.
             unsafe {
                 let w = T::load(s, w.add(at));
                 for (i, sums) in sums.iter_mut().enumerate() {
-                    sums[lane] = s.fma(w, s.load(x.as_ptr().add(i * depth + at)), sums[lane]);
+                    sums[sum].add_product(s, part, w, s.load(x.add(i * stride + at)));
                 }
             }
         }
-        k += step;
     }
-    let mut out = [0.0; ROWS];
-    for (i, sums) in sums.iter().enumerate() {
-        out[i] = reduce_add(s, s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
-        for k in whole..depth {
-            // SAFETY: k < depth.
-            out[i] += unsafe { w.add(k).read_unaligned() }.widen() * x[i * depth + k];
-        }
-    }
-    out
 }
 
 /// One of the products that add up to the result.
@@ -94,13 +124,19 @@ fn gemv_kernel<S: Simd>(
 /// Adds the products of one weight row.
 #[inline(always)]
 fn add_weight_row<S: Simd, T: Scalar>(s: S, w: &[u8], x: &[f32], rows: usize, out: &mut [f32]) {
-    match rows {
-        1 => add_column(dot_rows::<S, T, 1>(s, w, x), out),
-        2 => add_column(dot_rows::<S, T, 2>(s, w, x), out),
-        3 => add_column(dot_rows::<S, T, 3>(s, w, x), out),
-        4 => add_column(dot_rows::<S, T, 4>(s, w, x), out),
-        GEMV_MAX_ROWS => add_column(dot_rows::<S, T, GEMV_MAX_ROWS>(s, w, x), out),
-        _ => unreachable!("1 to GEMV_MAX_ROWS rows"),
+    // Where vectors are short, the sums of fewer rows fill 32 registers.
+    let together = GEMV_MAX_ROWS.min(24 / (SUMS * Sum::<S>::PARTS));
+    let depth = w.len() / size_of::<T>();
+    for first in (0..rows).step_by(together) {
+        let (x, out) = (&x[first * depth..], &mut out[first * NC..]);
+        match together.min(rows - first) {
+            1 => add_column(dot_rows::<S, T, 1>(s, w, x), out),
+            2 => add_column(dot_rows::<S, T, 2>(s, w, x), out),
+            3 => add_column(dot_rows::<S, T, 3>(s, w, x), out),
+            4 => add_column(dot_rows::<S, T, 4>(s, w, x), out),
+            GEMV_MAX_ROWS => add_column(dot_rows::<S, T, GEMV_MAX_ROWS>(s, w, x), out),
+            _ => unreachable!("1 to GEMV_MAX_ROWS rows"),
+        }
     }
 }
 

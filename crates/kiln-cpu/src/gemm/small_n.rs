@@ -1,7 +1,7 @@
 //! Products with very few columns, by dot products: a register tile would be mostly empty.
 
 use super::RowSource;
-use crate::simd::{MAX_LANES, Simd, dispatch, reduce_add};
+use crate::simd::{MAX_LANES, Simd, Sum, dispatch};
 
 /// Maximum columns for which [`gemm_small_n`] is used, and the distance between its rows of sums.
 pub(crate) const SMALL_N: usize = 4;
@@ -18,7 +18,7 @@ pub(crate) fn small_n_scratch_len(depth: usize) -> usize {
     ROW_GROUP * padded_depth(depth)
 }
 
-/// `COLS` sums for each of the [`ROW_GROUP`] rows in `left`; `stride` is a multiple of every vector length.
+/// `COLS` sums for each of the [`ROW_GROUP`] rows in `left`; `stride` is a multiple of [`MAX_LANES`].
 #[inline(always)]
 fn dot_group<S: Simd, const COLS: usize>(
     s: S,
@@ -27,28 +27,37 @@ fn dot_group<S: Simd, const COLS: usize>(
     stride: usize,
 ) -> [[f32; COLS]; ROW_GROUP] {
     assert!(
-        stride.is_multiple_of(S::LANES) && left.len() >= ROW_GROUP * stride && right.len() >= COLS * stride
+        stride.is_multiple_of(MAX_LANES) && left.len() >= ROW_GROUP * stride && right.len() >= COLS * stride
     );
-    let mut sums = [[s.splat(0.0); COLS]; ROW_GROUP];
-    for k in (0..stride).step_by(S::LANES) {
-        // SAFETY: k + LANES <= stride, and the lengths were checked above.
-        unsafe {
-            let mut columns = [s.splat(0.0); COLS];
-            for (j, column) in columns.iter_mut().enumerate() {
-                *column = s.load(right.as_ptr().add(j * stride + k));
-            }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let row = s.load(left.as_ptr().add(i * stride + k));
-                for (sum, &column) in sums.iter_mut().zip(&columns) {
-                    *sum = s.fma(row, column, *sum);
+    let mut totals = [[Sum::zero(s); COLS]; ROW_GROUP];
+    // Part after part: the sums of one fill the registers.
+    for part in 0..Sum::<S>::PARTS {
+        let mut sums = [[s.splat(0.0); COLS]; ROW_GROUP];
+        for k in (part * S::LANES..stride).step_by(MAX_LANES) {
+            // SAFETY: k + LANES <= stride, and the lengths were checked above.
+            unsafe {
+                let mut columns = [s.splat(0.0); COLS];
+                for (j, column) in columns.iter_mut().enumerate() {
+                    *column = s.load(right.as_ptr().add(j * stride + k));
                 }
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let row = s.load(left.as_ptr().add(i * stride + k));
+                    for (sum, &column) in sums.iter_mut().zip(&columns) {
+                        *sum = s.fma(row, column, *sum);
+                    }
+                }
+            }
+        }
+        for (totals, sums) in totals.iter_mut().zip(sums) {
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                total.add(s, part, sum);
             }
         }
     }
     let mut out = [[0.0; COLS]; ROW_GROUP];
-    for (out, sums) in out.iter_mut().zip(sums) {
-        for (out, v) in out.iter_mut().zip(sums) {
-            *out = reduce_add(s, v);
+    for (out, totals) in out.iter_mut().zip(totals) {
+        for (out, total) in out.iter_mut().zip(totals) {
+            *out = total.total(s);
         }
     }
     out

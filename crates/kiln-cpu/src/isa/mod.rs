@@ -69,6 +69,11 @@ impl Isa {
         matches!(self, Isa::Amx | Isa::NeonBf16)
     }
 
+    /// Whether `a · b + c` is rounded once. Such sets give the same bits in f32, whatever the machine.
+    pub const fn fuses_multiply_add(self) -> bool {
+        !matches!(self, Isa::Portable) || cfg!(any(target_arch = "aarch64", target_feature = "fma"))
+    }
+
     /// The name used in messages and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

@@ -4,28 +4,54 @@ use kiln_ops::{Result, RopeLayout, RopeTable, RowGroups, Tensor, shapes};
 
 use crate::Context;
 use crate::element::{Element, convert, read, write};
-use crate::simd::{Simd, dispatch, reduce_add};
+use crate::simd::{MAX_LANES, Simd, Sum, dispatch};
 use crate::tensor::{CpuTensor, TensorElement, by_dtype};
 
 /// The sum of a row.
 #[inline(always)]
 fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
-    let mut sums = s.splat(0.0);
-    for i in (0..x.len()).step_by(S::LANES) {
-        sums = s.add(sums, read(s, x, i));
+    let mut sum = Sum::zero(s);
+    let blocks = x.chunks_exact(MAX_LANES);
+    let rest = blocks.remainder();
+    for block in blocks {
+        add_block(s, block, &mut sum);
     }
-    reduce_add(s, sums)
+    add_block(s, rest, &mut sum);
+    sum.total(s)
+}
+
+/// Adds up to [`MAX_LANES`] values.
+#[inline(always)]
+fn add_block<S: Simd>(s: S, block: &[f32], sum: &mut Sum<S>) {
+    for part in 0..Sum::<S>::PARTS {
+        if part * S::LANES < block.len() {
+            sum.add(s, part, read(s, block, part * S::LANES));
+        }
+    }
 }
 
 /// The sum of squares of a row.
 #[inline(always)]
 fn sum_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
-    let mut sums = s.splat(0.0);
-    for i in (0..x.len()).step_by(S::LANES) {
-        let v = read(s, x, i);
-        sums = s.fma(v, v, sums);
+    let mut sum = Sum::zero(s);
+    let blocks = x.chunks_exact(MAX_LANES);
+    let rest = blocks.remainder();
+    for block in blocks {
+        add_squares(s, block, &mut sum);
     }
-    reduce_add(s, sums)
+    add_squares(s, rest, &mut sum);
+    sum.total(s)
+}
+
+/// Adds the squares of up to [`MAX_LANES`] values.
+#[inline(always)]
+fn add_squares<S: Simd>(s: S, block: &[f32], sum: &mut Sum<S>) {
+    for part in 0..Sum::<S>::PARTS {
+        if part * S::LANES < block.len() {
+            let v = read(s, block, part * S::LANES);
+            sum.add_product(s, part, v, v);
+        }
+    }
 }
 
 /// Subtracts the mean of a row, twice: the mean of large values is itself rounded, and the second pass removes what is left

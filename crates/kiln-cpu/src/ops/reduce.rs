@@ -7,7 +7,7 @@ use kiln_ops::{Result, Tensor as _, shapes};
 
 use crate::Context;
 use crate::element::{Element, read};
-use crate::simd::{Simd, dispatch, reduce_add};
+use crate::simd::{MAX_LANES, Simd, Sum, dispatch};
 use crate::tensor::{CpuTensor, TensorElement, by_dtype};
 
 /// Elements of a chunk.
@@ -16,15 +16,20 @@ const CHUNK: usize = 1 << 13;
 /// `Σ|x - y|` and `Σ|y|` of a chunk. Lanes beyond its end are zeros in both.
 #[inline(always)]
 fn l1_kernel<S: Simd, T: Element>(s: S, x: &[T], y: &[T], sums: &mut [f32; 2]) {
-    let (zero, mut difference, mut size) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
-    for i in (0..y.len()).step_by(S::LANES) {
-        let y = read(s, y, i);
-        let d = s.sub(read(s, x, i), y);
-        // |v| as max(-v, v): NaN stays NaN, because `max` returns its second operand then.
-        difference = s.add(difference, s.max(s.sub(zero, d), d));
-        size = s.add(size, s.max(s.sub(zero, y), y));
+    let (zero, mut difference, mut size) = (s.splat(0.0), Sum::zero(s), Sum::zero(s));
+    for (x, y) in x.chunks(MAX_LANES).zip(y.chunks(MAX_LANES)) {
+        for part in 0..Sum::<S>::PARTS {
+            let at = part * S::LANES;
+            if at < y.len() {
+                let y = read(s, y, at);
+                let d = s.sub(read(s, x, at), y);
+                // |v| as max(-v, v): NaN stays NaN, because `max` returns its second operand then.
+                difference.add(s, part, s.max(s.sub(zero, d), d));
+                size.add(s, part, s.max(s.sub(zero, y), y));
+            }
+        }
     }
-    *sums = [reduce_add(s, difference), reduce_add(s, size)];
+    *sums = [difference.total(s), size.total(s)];
 }
 
 dispatch! {

@@ -18,6 +18,7 @@ mod mmla;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod sum;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{Bf16Tiles, Int8Tiles, LeftOperand, TILE_BF16, TILE_BYTES, TileOperands, TileRegisters};
@@ -26,6 +27,7 @@ pub(crate) use microkernel::KC;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use mmla::{MMLA_TILE, mmla_tile, pair_columns};
 pub(crate) use portable::Portable;
+pub(crate) use sum::Sum;
 
 use kiln_tensor::{bf16, f16};
 
@@ -99,7 +101,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the machine has a fused multiply-add.
+    /// `a * b + c`, rounded once if the set [fuses](crate::Isa::fuses_multiply_add).
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger of the two; `b` when one is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
@@ -158,7 +160,7 @@ pub(crate) struct WordTileArgs {
     pub add: bool,
 }
 
-/// The sum of the lanes, in a fixed order.
+/// The sum of the lanes, the upper half added to the lower one again and again. Of several vectors: [`Sum`].
 #[inline(always)]
 pub(crate) fn reduce_add<S: Simd>(s: S, v: S::V) -> f32 {
     let mut lanes = to_array(s, v);

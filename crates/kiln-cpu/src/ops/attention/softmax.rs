@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::element::{load, read, store, write};
 use crate::math::exp;
-use crate::simd::{Simd, dispatch, reduce_add, reduce_max};
+use crate::simd::{MAX_LANES, Simd, Sum, dispatch, reduce_max};
 
 /// The state of a query's softmax between blocks of keys.
 #[derive(Clone, Copy)]
@@ -33,10 +33,10 @@ fn step_kernel<S: Simd>(
     if scores.is_empty() {
         return;
     }
-    let whole = scores.len() / S::LANES * S::LANES;
-    let (vectors, rest) = scores.split_at_mut(whole);
+    let whole = scores.len() / MAX_LANES * MAX_LANES;
+    let (blocks, rest) = scores.split_at_mut(whole);
     let mut max = s.splat(state.max);
-    for scores in vectors.chunks_exact(S::LANES) {
+    for scores in blocks.chunks_exact(S::LANES) {
         max = s.max(max, load(s, scores));
     }
     let mut max = reduce_max(s, max);
@@ -44,30 +44,35 @@ fn step_kernel<S: Simd>(
         max = if score > max || score.is_nan() { score } else { max };
     }
     let shift = s.splat(max);
-    let mut total = s.splat(0.0);
-    for scores in vectors.chunks_exact_mut(S::LANES) {
-        let weight = exp(s, s.sub(load(s, scores), shift));
-        total = s.add(total, weight);
-        store(s, scores, weight);
+    let mut total = Sum::zero(s);
+    for block in blocks.chunks_exact_mut(MAX_LANES) {
+        for part in 0..Sum::<S>::PARTS {
+            let scores = &mut block[part * S::LANES..][..S::LANES];
+            let weight = exp(s, s.sub(load(s, scores), shift));
+            total.add(s, part, weight);
+            store(s, scores, weight);
+        }
     }
-    let mut total = reduce_add(s, total);
-    if !rest.is_empty() {
-        let weights = exp(s, s.sub(read(s, rest, 0), shift));
-        write(s, rest, 0, weights);
-        total += rest.iter().sum::<f32>();
+    for part in 0..Sum::<S>::PARTS {
+        let at = part * S::LANES;
+        if at < rest.len() {
+            let weight = exp(s, s.sub(read(s, rest, at), shift));
+            write(s, rest, at, weight);
+            // Read again, because lanes past the end have weights, too.
+            total.add(s, part, read(s, rest, at));
+        }
     }
     if max > state.max {
-        // exp(-inf) is 0: the first block starts from zero.
-        let factor = (state.max - max).exp();
-        state.total *= factor;
-        let factor = s.splat(factor);
+        // exp(-inf) is 0: the first block starts from zero. Not the C library's function, which differs by platform.
+        let factor = exp(s, s.splat(state.max - max));
+        state.total *= reduce_max(s, factor);
         for i in (0..sums.len()).step_by(S::LANES) {
             let v = s.mul(read(s, sums, i), factor);
             write(s, sums, i, v);
         }
         state.max = max;
     }
-    state.total += total;
+    state.total += total.total(s);
 }
 
 dispatch! {
