@@ -32,6 +32,8 @@ fi
 bin=$(cd "$(programs "$tools")" && pwd)
 # maturin looks for zig in the Python that is first.
 export PATH="$bin:$PATH"
+# Git's bash on Windows takes the /crates of compilers' flags for a file of its own, and replaces it by a full path.
+export MSYS2_ENV_CONV_EXCL=CARGO_ENCODED_RUSTFLAGS
 
 has_std() {
     [[ -d $(rustc --print target-libdir --target "$1") ]]
@@ -39,7 +41,7 @@ has_std() {
 
 # Builds the wheel of a platform. zig links against an old libc, and for other systems than this one.
 build() {
-    local target=$1 arguments=() extra=()
+    local target=$1 arguments=() extra=() variables
     case $target in
         *-linux-gnu) arguments=(--zig --compatibility manylinux_2_28) ;;
         *-linux-musl) arguments=(--zig --compatibility musllinux_1_2) ;;
@@ -56,7 +58,8 @@ build() {
             return 1
         fi
     fi
-    eval "$(python tools/release/targets.py "$target" ${extra[@]+"${extra[@]}"})"
+    variables=$(python tools/release/targets.py "$target" ${extra[@]+"${extra[@]}"}) || return 1
+    eval "$variables"
     if [[ $target == *-linux-musl ]]; then
         # A library that Python loads uses Python's libc.
         CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Ctarget-feature=-crt-static
