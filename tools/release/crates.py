@@ -73,7 +73,7 @@ def component(package, hashes):
         "version": number,
         "description": " ".join((package["description"] or "").split()),
         "scope": "required",
-        "licenses": [{"expression": (package["license"] or "").replace("/", " OR ")}],
+        "licenses": [{"expression": " ".join((package["license"] or "").replace("/", " OR ").split())}],
         "purl": reference(package),
     }
     if (name, number) in hashes:
