@@ -1,10 +1,15 @@
-"""The crates inside a program: their licences as one text, and the bill of materials (CycloneDX)."""
+"""The crates inside a program: their licences as one text, and the bill of materials (CycloneDX).
+
+    crates.py TRIPLE FOLDER [ARGUMENT OF CARGO…]    # writes both for the Python package; the arguments choose features
+"""
 
 import json
 import re
+import sys
 import uuid
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 from project import ROOT, epoch, metadata, version
 
@@ -12,12 +17,12 @@ LICENCE_FILE = re.compile(r"(licen[sc]e|copying|copyright|notice|unlicense|paten
 RULE = "-" * 100
 
 
-def crates_of(target):
-    """The packages that are linked into the program, by cargo's id, and the ids that each one depends on."""
-    graph = metadata("--filter-platform", target.triple, *target.features)
+def crates_of(target, root):
+    """The packages that are linked into a root's program or library, by cargo's id, and the ids that each one depends on."""
+    graph = metadata("--filter-platform", target.triple, *target.features, package=root)
     packages = {package["id"]: package for package in graph["packages"]}
     nodes = {node["id"]: node for node in graph["resolve"]["nodes"]}
-    left = [next(id for id, package in packages.items() if package["name"] == "kiln" and not package["source"])]
+    left = [next(id for id, package in packages.items() if package["name"] == root and not package["source"])]
     found = {}
     while left:
         id = left.pop()
@@ -39,9 +44,9 @@ def licence_texts(package):
     return {file.read_text(errors="replace").replace("\r\n", "\n").strip("\n") for file in files}
 
 
-def third_party(target):
-    """All licences of the program's crates: a list of the crates, then every text once, with the crates that have it."""
-    packages, _ = crates_of(target)
+def third_party(target, root="kiln"):
+    """All licences of a program's crates: a list of the crates, then every text once, with the crates that have it."""
+    packages, _ = crates_of(target, root)
     others = [package for package in packages.values() if package["source"]]
     # Texts that differ in spaces and line breaks alone are one.
     texts, crates_with = {}, {}
@@ -73,7 +78,7 @@ def component(package, hashes):
         "version": number,
         "description": " ".join((package["description"] or "").split()),
         "scope": "required",
-        "licenses": [{"expression": (package["license"] or "").replace("/", " OR ")}],
+        "licenses": [{"expression": " ".join((package["license"] or "").replace("/", " OR ").split())}],
         "purl": reference(package),
     }
     if (name, number) in hashes:
@@ -87,11 +92,11 @@ def reference(package):
     return f"pkg:cargo/{package['name']}@{package['version']}"
 
 
-def bill_of_materials(target):
-    packages, needs = crates_of(target)
+def bill_of_materials(target, root="kiln"):
+    packages, needs = crates_of(target, root)
     hashes = checksums()
     components = [component(package, hashes) for package in packages.values()]
-    program = next(c for c in components if c["name"] == "kiln")
+    program = next(c for c in components if c["name"] == root)
     program["type"] = "application"
     bill = {
         "bomFormat": "CycloneDX",
@@ -109,3 +114,11 @@ def bill_of_materials(target):
         ],
     }
     return json.dumps(bill, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    triple, folder, *features = sys.argv[1:]
+    target = SimpleNamespace(triple=triple, features=features)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, text in [("THIRD-PARTY.txt", third_party), ("kiln.cdx.json", bill_of_materials)]:
+        (Path(folder) / name).write_bytes(text(target, "kiln-python").encode())

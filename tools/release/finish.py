@@ -33,6 +33,9 @@ def run(report):
     sums = OUT / "SHA256SUMS"
     files = sorted(path for path in OUT.iterdir() if not path.name.startswith("SHA256SUMS"))
     sums.write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files))
+    stale = [path.name for path in files if path.name.startswith("kiln") and version() not in path.name and path.name not in MANIFESTS]
+    if stale:
+        report.append(f"of another version, and among the checksums: {', '.join(stale)}")
     report.append(sign(sums))
     if repository().split("/")[2].endswith(".example"):
         report.append(f"installers and manifests point to {repository()}, where nobody is: `repository` in Cargo.toml")

@@ -24,9 +24,9 @@ def output(*command, **options):
 
 
 @functools.lru_cache(maxsize=None)
-def metadata(*arguments):
-    """What cargo tells of the workspace; the arguments choose a platform and features."""
-    manifest = str(ROOT / "crates/kiln/Cargo.toml")
+def metadata(*arguments, package="kiln"):
+    """What cargo tells of the workspace; the arguments choose a platform and the package's features."""
+    manifest = str(ROOT / "crates" / package / "Cargo.toml")
     return json.loads(output("cargo", "metadata", "--format-version", "1", "--locked", "--manifest-path", manifest, *arguments))
 
 

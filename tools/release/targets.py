@@ -125,5 +125,7 @@ def needed_glibc(program):
 
 
 if __name__ == "__main__":
+    # A shell takes the \r of Windows for a part of the value.
+    sys.stdout.reconfigure(newline="\n")
     for name, value in environment(sys.argv[1], sys.argv[2:]).items():
         print(f"export {name}={shlex.quote(value)}")

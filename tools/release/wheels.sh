@@ -27,11 +27,13 @@ programs() {
 
 if [[ ! -d $tools ]]; then
     "${PYTHON:-python3}" -m venv "$tools"
-    "$(programs "$tools")/python" -m pip install --quiet 'maturin>=1.9,<2' ziglang auditwheel twine
+    "$(programs "$tools")/python" -m pip install --quiet 'maturin>=1.16,<2' ziglang auditwheel twine
 fi
 bin=$(cd "$(programs "$tools")" && pwd)
 # maturin looks for zig in the Python that is first.
 export PATH="$bin:$PATH"
+# Git's bash on Windows takes the /crates of compilers' flags for a file of its own, and replaces it by a full path.
+export MSYS2_ENV_CONV_EXCL=CARGO_ENCODED_RUSTFLAGS
 
 has_std() {
     [[ -d $(rustc --print target-libdir --target "$1") ]]
@@ -39,7 +41,7 @@ has_std() {
 
 # Builds the wheel of a platform. zig links against an old libc, and for other systems than this one.
 build() {
-    local target=$1 arguments=() extra=()
+    local target=$1 arguments=() features=() extra=() variables
     case $target in
         *-linux-gnu) arguments=(--zig --compatibility manylinux_2_28) ;;
         *-linux-musl) arguments=(--zig --compatibility musllinux_1_2) ;;
@@ -47,7 +49,7 @@ build() {
     esac
     if [[ $target != *-linux-gnu && $target != *-windows-* ]]; then
         # NVIDIA's driver needs glibc, and Macs have none.
-        arguments+=(--no-default-features --features 'ember,serve')
+        features=(--no-default-features --features 'ember,serve')
     fi
     if ! has_std "$target"; then
         read -ra extra <<<"${KILN_CARGO_ARGS:-}"
@@ -56,13 +58,18 @@ build() {
             return 1
         fi
     fi
-    eval "$(python tools/release/targets.py "$target" ${extra[@]+"${extra[@]}"})"
+    variables=$(python tools/release/targets.py "$target" ${extra[@]+"${extra[@]}"}) || return 1
+    eval "$variables"
+    # pyproject.toml names the licences. maturin's own bill of materials has the paths of this machine.
+    PYTHONUTF8=1 python tools/release/crates.py "$target" target/wheel-licences ${features[@]+"${features[@]}"} || return 1
+    mv target/wheel-licences/kiln.cdx.json target/ || return 1
     if [[ $target == *-linux-musl ]]; then
         # A library that Python loads uses Python's libc.
         CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Ctarget-feature=-crt-static
     fi
     maturin build --profile dist --locked --strip --out "$out" \
-        --target "$target" ${arguments[@]+"${arguments[@]}"} -- ${extra[@]+"${extra[@]}"}
+        --sbom-include target/kiln.cdx.json --target "$target" \
+        ${arguments[@]+"${arguments[@]}"} ${features[@]+"${features[@]}"} -- ${extra[@]+"${extra[@]}"}
 }
 
 # Installs a wheel into an empty environment and runs the package's tests there.

@@ -115,7 +115,7 @@ impl Schedule {
         let mut sigmas = match (spacing, custom) {
             (SigmaSpacing::Power { .. }, Some(custom)) => custom.to_vec(),
             (SigmaSpacing::Power { rho }, None) => {
-                (0..steps).map(|i| (1.0 - i as f32 / steps as f32).powf(1.0 / rho)).collect()
+                (0..steps).map(|i| power(1.0 - i as f32 / steps as f32, 1.0 / rho)).collect()
             }
             (SigmaSpacing::Shifted, Some(custom)) => shift(config, tokens, steps, custom),
             (SigmaSpacing::Shifted, None) => shift(config, tokens, steps, &linspace(steps)),
@@ -137,7 +137,7 @@ impl Schedule {
         let sigma = sigma as f32;
         let part = |first: f32| (0..steps).map(move |i| first * (1.0 - i as f32 / steps as f32));
         let mut sigmas: Vec<f32> = match spacing {
-            SigmaSpacing::Power { rho } => part(1.0).map(|t| sigma * t.powf(1.0 / rho)).collect(),
+            SigmaSpacing::Power { rho } => part(1.0).map(|t| sigma * power(t, 1.0 / rho)).collect(),
             SigmaSpacing::Shifted => {
                 let factor = shift_factor(config, tokens, whole_steps);
                 // The level before shifting.
@@ -170,6 +170,11 @@ impl Schedule {
         let steps = self.steps() as f64;
         (steps - (steps * strength).min(steps)).max(0.0) as usize
     }
+}
+
+/// Computes `t^exponent` in f64, because the C libraries' functions in f32 differ by platform.
+fn power(t: f32, exponent: f32) -> f32 {
+    f64::from(t).powf(exponent.into()) as f32
 }
 
 /// Computes `linspace(1, 1/n, n)` as numpy does: in f64, then rounded.

@@ -1,9 +1,10 @@
 //! How the program came onto this machine, which decides how it is updated and removed.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-/// The list of files that an installer writes, one absolute path a line: beside the program, or in `share/doc/kiln`.
-const LIST: &str = "installed.txt";
+/// The lists of files that the installers write, below a folder some levels above the program. A line is a path below that
+/// folder, too.
+const LISTS: [(usize, &str); 2] = [(1, "installed.txt"), (2, "share/doc/kiln/installed.txt")];
 
 /// Where a program came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,16 +98,24 @@ impl Origin {
     }
 }
 
-/// The files that an installer wrote: those of its list, if that has the program.
+/// The files that an installer wrote: those of its list and the list itself, if that has the program.
 pub fn files_of(program: &Path) -> Vec<PathBuf> {
-    let beside = program.parent().unwrap_or(Path::new("."));
-    let lists = [beside.join(LIST), beside.join("../share/doc/kiln").join(LIST)].into_iter();
-    let mut lists = lists.filter_map(|list| {
-        let text = kiln_base::read_regular_text(&list).ok()?;
-        let files = text.lines().map(|line| PathBuf::from(line.trim())).filter(|file| file.is_absolute());
-        Some(files.filter(|file| file.is_file()).collect::<Vec<_>>())
+    let mut lists = LISTS.into_iter().filter_map(|(levels, list)| {
+        let folder = program.ancestors().nth(levels)?;
+        let text = kiln_base::read_regular_text(&folder.join(list)).ok()?;
+        let names = text
+            .lines()
+            .map(|line| Path::new(line.trim()))
+            .filter(|name| is_below(name))
+            .chain([Path::new(list)]);
+        Some(names.map(|name| folder.join(name)).filter(|file| file.is_file()).collect::<Vec<_>>())
     });
     lists.find(|files| files.iter().any(|file| file == program)).unwrap_or_else(|| vec![program.into()])
+}
+
+/// Whether a path stays below the folder that it begins in.
+fn is_below(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// The command that deletes files or folders, for this system's shell.
@@ -174,11 +183,15 @@ mod tests {
             std::fs::write(path(file), "x").unwrap();
         }
         assert_eq!(files_of(&path("bin/kiln")), [path("bin/kiln")]);
-        let lines = ["bin/kiln", "kiln.1", "deleted"].map(|file| path(file).display().to_string());
-        std::fs::write(path("share/doc/kiln/installed.txt"), lines.join("\n")).unwrap();
-        assert_eq!(files_of(&path("bin/kiln")), [path("bin/kiln"), path("kiln.1")]);
+        // As install.sh writes it, and with lines that it does not write.
+        let list = path("share/doc/kiln/installed.txt");
+        std::fs::write(&list, "kiln.1\nbin/kiln\ndeleted\nbin/../kiln.1\n/etc/passwd\n").unwrap();
+        assert_eq!(files_of(&path("bin/kiln")), [path("kiln.1"), path("bin/kiln"), list]);
         // Another program's list.
         assert_eq!(files_of(&path("bin/other")), [path("bin/other")]);
+        // As install.ps1 writes it, beside the program.
+        std::fs::write(path("bin/installed.txt"), "kiln\r\n").unwrap();
+        assert_eq!(files_of(&path("bin/kiln")), [path("bin/kiln"), path("bin/installed.txt")]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #     .\install.ps1 -NoPath            leaves the PATH as it is
 #     .\install.ps1 -Uninstall         removes what it installed
 #
+# Where scripts are forbidden, as Windows has it at first: powershell -ExecutionPolicy Bypass -File install.ps1 -Uninstall
 # KILN_RELEASES replaces the address of the releases, for a mirror.
 param(
     [string]$Version = '@VERSION@',
@@ -13,14 +14,13 @@ param(
     [switch]$NoPath,
     [switch]$Uninstall
 )
-$ErrorActionPreference = 'Stop'
-# Windows PowerShell draws its progress so slowly that a download takes ten times as long.
-$ProgressPreference = 'SilentlyContinue'
 [Net.ServicePointManager]::SecurityProtocol = [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
 
 $Releases = if ($env:KILN_RELEASES) { $env:KILN_RELEASES } else { '@REPOSITORY@/releases' }
 # minisign's public key; empty for a release that is not signed.
 $PublicKey = '@PUBLIC_KEY@'
+$Version = $Version -replace '^v'
+$Folder = $ExecutionContext.SessionState.Path.GetUnresolvedProviderPathFromPSPath($Folder)
 $List = Join-Path $Folder 'installed.txt'
 
 function Get-ReleaseFile([string]$Name, [string]$To) {
@@ -71,24 +71,30 @@ function Remove-Installed {
 
 function Install-Kiln {
     if (-not [Environment]::Is64BitOperatingSystem) { throw 'Kiln needs 64-bit Windows' }
+    if ($Version -notmatch '^[0-9A-Za-z.+-]+$') { throw "'$Version' is not a version" }
     $name = "kiln-$Version-x86_64-pc-windows-gnu"
-    $temporary = Join-Path ([IO.Path]::GetTempPath()) "kiln-$([Guid]::NewGuid())"
-    New-Item -ItemType Directory $temporary | Out-Null
+    # On the drive of the folder: a full one is seen before the old version goes.
+    $temporary = Join-Path $Folder ".kiln-$([Guid]::NewGuid())"
+    New-Item -ItemType Directory -Force $temporary | Out-Null
     try {
         Write-Host "downloading $name.zip"
         $sums = Get-ReleaseFile 'SHA256SUMS' $temporary
         $archive = Get-ReleaseFile "$name.zip" $temporary
         Test-Download $archive $sums
         Expand-Archive $archive $temporary
-        $unpacked = Join-Path $temporary $name
+        # `Get-Item` spells a short path (LONGUS~1) out, as `Get-ChildItem` does.
+        $unpacked = (Get-Item (Join-Path $temporary $name)).FullName
         & (Join-Path $unpacked 'kiln.exe') --version | Out-Null
         if ($LASTEXITCODE -ne 0) { throw 'the program does not run on this machine' }
+        $files = @(Get-ChildItem $unpacked -Recurse -File | ForEach-Object { $_.FullName.Substring($unpacked.Length + 1) })
         if (Test-Path $List) { Remove-Installed }
-        New-Item -ItemType Directory -Force $Folder | Out-Null
-        Copy-Item (Join-Path $unpacked '*') $Folder -Recurse -Force
-        Get-ChildItem $unpacked -Recurse -File | ForEach-Object { $_.FullName.Substring($unpacked.Length + 1) } | Set-Content $List
+        $files | Set-Content $List
+        foreach ($file in $files) {
+            New-Item -ItemType Directory -Force (Split-Path (Join-Path $Folder $file)) | Out-Null
+            Move-Item (Join-Path $unpacked $file) (Join-Path $Folder $file) -Force
+        }
     } finally {
-        Remove-Item $temporary -Recurse -Force
+        Remove-Item $temporary -Recurse -Force -ErrorAction SilentlyContinue
     }
     Write-Host "installed $(& (Join-Path $Folder 'kiln.exe') --version): $Folder\kiln.exe"
     if (-not $NoPath -and (Get-UserPath) -notcontains $Folder) {
@@ -104,10 +110,16 @@ function Uninstall-Kiln {
     Remove-Installed
     foreach ($left in @('man', 'completions', '')) {
         $left = Join-Path $Folder $left
-        if ((Test-Path $left) -and -not (Get-ChildItem $left)) { Remove-Item $left }
+        if ((Test-Path $left) -and -not (Get-ChildItem $left)) { Remove-Item $left -ErrorAction SilentlyContinue }
     }
-    Set-UserPath @(Get-UserPath | Where-Object { $_ -ne $Folder })
+    if ((Get-UserPath) -contains $Folder) { Set-UserPath @(Get-UserPath | Where-Object { $_ -ne $Folder }) }
     Write-Host "removed Kiln from $Folder; models, images and settings stay in your folders"
 }
 
-if ($Uninstall) { Uninstall-Kiln } else { Install-Kiln }
+# A block of its own: `iex` runs this in the user's session, whose preferences stay.
+& {
+    $ErrorActionPreference = 'Stop'
+    # Windows PowerShell draws its progress so slowly that a download takes ten times as long.
+    $ProgressPreference = 'SilentlyContinue'
+    if ($Uninstall) { Uninstall-Kiln } else { Install-Kiln }
+}

@@ -68,6 +68,7 @@ platform() {
             # A shell that runs translated on an ARM Mac says x86_64.
             [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" = 1 ] || fail "there is no build for Intel Macs: build Kiln from source"
             say aarch64-apple-darwin ;;
+        MINGW* | MSYS* | CYGWIN*) fail "on Windows, run install.ps1 in PowerShell" ;;
         *) fail "there is no build for $(uname -s) on $machine: build Kiln from source" ;;
     esac
 }
@@ -80,7 +81,7 @@ verify() { # FOLDER FILE
         fetch "$releases/download/v$version/SHA256SUMS.minisig" "$1/SHA256SUMS.minisig"
         minisign -Vqm "$1/SHA256SUMS" -P "$public_key" >&2 || fail "the signature of SHA256SUMS is wrong"
     fi
-    expected=$(grep " [ *]\{0,1\}$2\$" "$1/SHA256SUMS" | cut -d ' ' -f 1)
+    expected=$(while read -r sum listed; do [ "${listed#\*}" != "$2" ] || say "$sum"; done <"$1/SHA256SUMS")
     [ -n "$expected" ] || fail "SHA256SUMS does not list $2"
     found=$(sha256 "$1/$2")
     [ "$found" = "$expected" ] || fail "$2 is damaged: its sha256 is $found, expected $expected"
@@ -88,18 +89,18 @@ verify() { # FOLDER FILE
 
 # The files of the unpacked archive with their places below the prefix.
 places() { # FOLDER
-    say "kiln bin/kiln"
     for page in "$1"/man/*; do say "man/${page##*/} share/man/man1/${page##*/}"; done
     say "completions/kiln.bash share/bash-completion/completions/kiln"
     say "completions/_kiln share/zsh/site-functions/_kiln"
     say "completions/kiln.fish share/fish/vendor_completions.d/kiln.fish"
     for document in README.md LICENSE-MIT LICENSE-APACHE NOTICE THIRD-PARTY.txt kiln.cdx.json; do say "$document share/doc/kiln/$document"; done
+    say "kiln bin/kiln"
 }
 
 install_kiln() {
     triple=$(platform) || exit 1
     name=kiln-$version-$triple
-    # Not in /tmp, where a system may forbid programs to run.
+    # Not in /tmp, where a system may forbid programs to run, and from where files can't be renamed to their places.
     { mkdir -p "$prefix" && folder=$(mktemp -d "$prefix/.kiln.XXXXXX"); } 2>/dev/null ||
         fail "can't write to $prefix: choose another folder with --prefix"
     trap 'rm -rf "$folder"' EXIT
@@ -108,20 +109,31 @@ install_kiln() {
     fetch "$releases/download/v$version/SHA256SUMS" "$folder/SHA256SUMS"
     fetch "$releases/download/v$version/$name.tar.gz" "$folder/$name.tar.gz"
     verify "$folder" "$name.tar.gz"
-    tar -xzf "$folder/$name.tar.gz" -C "$folder"
+    tar -xzf "$folder/$name.tar.gz" -C "$folder" || fail "can't unpack $name.tar.gz into $prefix"
     "$folder/$name/kiln" --version >/dev/null || fail "the program does not run on this machine"
-
-    places "$folder/$name" >"$folder/places"
-    while read -r from to; do
-        # A program that is running keeps its old file.
-        if ! { mkdir -p "$prefix/${to%/*}" && cp "$folder/$name/$from" "$prefix/$to.new" && mv -f "$prefix/$to.new" "$prefix/$to"; }; then
-            rm -f "$prefix/$to.new"
-            fail "can't write $prefix/$to"
-        fi
-    done <"$folder/places"
-    cut -d ' ' -f 2 "$folder/places" >"$prefix/$list"
+    put_in_place "$folder" "$folder/$name"
     say "installed $("$prefix/bin/kiln" --version): $prefix/bin/kiln"
     advise
+}
+
+# Renames the files to their places, the program last: one that is interrupted leaves the old program, or can be repeated and
+# uninstalled. A program that is running keeps its old file.
+put_in_place() { # FOLDER UNPACKED
+    places "$2" >"$1/places"
+    while read -r from to; do
+        { [ -f "$2/$from" ] && [ ! -L "$2/$from" ]; } || fail "the archive has no file $from"
+        { mkdir -p "$prefix/${to%/*}" && [ -w "$prefix/${to%/*}" ] && [ ! -d "$prefix/$to" ]; } || fail "can't write $prefix/$to"
+    done <"$1/places"
+    cut -d ' ' -f 2 "$1/places" >"$1/new"
+    cat "$prefix/$list" >"$1/old" 2>/dev/null || true
+    cat "$1/old" "$1/new" >"$1/both"
+    mv -f "$1/both" "$prefix/$list" || fail "can't write $prefix/$list"
+    while read -r from to; do
+        mv -f "$2/$from" "$prefix/$to" || fail "can't write $prefix/$to"
+    done <"$1/places"
+    # What only the version before had.
+    while read -r file; do grep -qxF "$file" "$1/new" || rm -f "$prefix/$file"; done <"$1/old"
+    mv -f "$1/new" "$prefix/$list"
 }
 
 # What is left to do for the shell to find the program.
@@ -138,6 +150,8 @@ uninstall_kiln() {
     [ -f "$prefix/$list" ] || fail "$prefix/$list is not there: this script did not install Kiln into $prefix"
     while read -r file; do rm -f "$prefix/$file"; done <"$prefix/$list"
     rm -f "$prefix/$list"
+    # Of installations that were killed.
+    rm -rf "$prefix"/.kiln.??????
     rmdir "$prefix/share/doc/kiln" 2>/dev/null || true
     say "removed Kiln from $prefix; models, images and settings stay in your folders"
 }
@@ -157,7 +171,9 @@ main() {
         shift
     done
     version=${version#v}
+    case $version in '' | *[!0-9A-Za-z.+-]*) fail "'$version' is not a version" ;; esac
     prefix=${prefix:-${HOME:?"HOME is not set: give --prefix"}/.local}
+    case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
     list=share/doc/kiln/installed.txt
     $action
 }

@@ -27,7 +27,7 @@ class Kiln < Formula
     bash_completion.install "completions/kiln.bash" => "kiln"
     zsh_completion.install "completions/_kiln"
     fish_completion.install "completions/kiln.fish"
-    doc.install "THIRD-PARTY.txt", "NOTICE", "kiln.cdx.json"
+    doc.install "LICENSE-MIT", "LICENSE-APACHE", "THIRD-PARTY.txt", "NOTICE", "kiln.cdx.json"
   end
 
   service do

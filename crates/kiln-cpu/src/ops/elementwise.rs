@@ -184,9 +184,10 @@ fn erfc(x: f64) -> f64 {
     if x < 0.0 { 2.0 - half } else { half }
 }
 
-/// `3 · tanh(x / 3)`. It is only applied to latents, which are few.
+/// `3 · tanh(x / 3)`. It is only applied to latents, which are few. In f64, because the C libraries' functions in f32 differ by
+/// platform.
 fn soft_clamp(x: f32) -> f32 {
-    3.0 * (x / 3.0).tanh()
+    (3.0 * (f64::from(x) / 3.0).tanh()) as f32
 }
 
 #[inline(always)]
@@ -257,4 +258,18 @@ pub(crate) fn affine(cx: &Context, x: &CpuTensor, scale: &CpuTensor, shift: &Cpu
     let columns =
         ColumnAffine { mean: None, scale: f32::elements(scale), shift: f32::elements(shift), f: None };
     by_dtype!(x, T => affine_rows(cx, &columns, T::elements(x), shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn soft_clamp_is_rounded_once_on_every_platform() {
+        for i in -40_000..=40_000 {
+            let x = i as f32 * 2.5e-4;
+            let exact = 3.0 * (f64::from(x) / 3.0).tanh();
+            assert_eq!(soft_clamp(x), exact as f32, "{x}");
+        }
+    }
 }

@@ -118,10 +118,14 @@ impl Gemm<'_> {
         }
     }
 
-    /// Shape and operands of a product for [`FastGemm::fuses`](fast::FastGemm::fuses).
-    pub fn fused(&self, cx: &Context) -> Result<(GemmShape, Operands)> {
+    /// Shape and operands of a product for [`FastGemm::fuses`](fast::FastGemm::fuses); `None` for few rows, for which `gemv.cu`
+    /// reads the weight at the memory's speed, and as stored.
+    pub fn fused(&self, cx: &Context) -> Result<Option<(GemmShape, Operands)>> {
+        if self.rows <= MAX_GEMV_ROWS {
+            return Ok(None);
+        }
         let w = self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?;
-        Ok((self.shape(), self.operands(w)))
+        Ok(Some((self.shape(), self.operands(w))))
     }
 
     /// Whether a fast implementation takes the product with this bias.

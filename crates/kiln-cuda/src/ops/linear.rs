@@ -483,7 +483,7 @@ impl<'a> LinearCall<'a> {
             (WeightMatrix::Dense(matrix), _) if self.xs.len() == 1 => {
                 let gates = rows.start..rows.start + rows.len() / 2;
                 let gemm = Gemm { swiglu: true, ..self.gemm(matrix, 0, gates, to, self.dtype) };
-                Some(gemm.fused(cx)?)
+                gemm.fused(cx)?
             }
             _ => None,
         })
@@ -527,7 +527,7 @@ impl<'a> LinearCall<'a> {
             right,
             ..left
         };
-        gemm.fused(cx).map(Some)
+        gemm.fused(cx)
     }
 
     /// Computes all outputs, gated and added to the residual, without a kernel of its own for that.

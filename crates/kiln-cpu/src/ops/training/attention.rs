@@ -156,7 +156,8 @@ pub(crate) fn attention_lse(
                     scale_row(cx.level, scores, 1.0 / state.total);
                     // SAFETY: every query has an element of its own.
                     let lse = unsafe { pairs.slice(i * heads + head..i * heads + head + 1) };
-                    lse[0] = state.max + state.total.ln();
+                    // In f64, because the C libraries' functions in f32 differ by platform.
+                    lse[0] = state.max + f64::from(state.total).ln() as f32;
                 });
                 let of_p = Rows { data: &scores[..], start: 0, stride: keys };
                 let of_v = Rows { data: v, start: kv_start, stride: k_stride };
