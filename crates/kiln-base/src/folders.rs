@@ -1,7 +1,7 @@
 //! The user's folders, where each operating system keeps them.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf, is_separator};
 
 /// The user's home folder.
 pub fn home() -> Option<PathBuf> {
@@ -40,6 +40,22 @@ struct Base {
     xdg: &'static str,
     linux: &'static str,
     macos: &'static str,
+/// A path as users write it: `~` at its beginning is their home folder.
+///
+/// ```
+/// use std::path::Path;
+/// let expand = |text| kiln_base::folders::expand(text, Some(Path::new("/home/ann")));
+/// assert_eq!(expand("~/models"), Path::new("/home/ann/models"));
+/// assert_eq!(expand("~ann"), Path::new("~ann"));
+/// ```
+pub fn expand(text: &str, home: Option<&Path>) -> PathBuf {
+    let rest = text.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with(is_separator));
+    match rest.zip(home) {
+        Some((rest, home)) => home.join(rest.trim_start_matches(is_separator)),
+        None => text.into(),
+    }
+}
+
     windows: &'static str,
 }
 

@@ -1,5 +1,5 @@
 //! Helpers shared by Kiln's crates: atomic file writes, the user's folders, names and paths, free space, the identity of files,
-//! hex, sizes, locks, text for terminals, where NVIDIA's libraries can't be.
+//! hex, sizes, locks, text in files and for terminals, where NVIDIA's libraries can't be.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -26,6 +26,7 @@ mod regular;
 mod sizes;
 mod sync;
 mod temporary;
+mod text;
 
 pub use atomic::{AtomicFile, write_atomic};
 pub use file_lock::{FileLock, lock_file};
@@ -39,3 +40,4 @@ pub use regular::{open_input, open_regular, read_regular, read_regular_text};
 pub use sizes::{is_or_are, parse_bytes, plural};
 pub use sync::{lock, wait};
 pub use temporary::{TemporaryFolder, remove_stale};
+pub use text::decode_text;

@@ -136,10 +136,7 @@ fn unknown_key(name: &str) -> CliError {
 }
 
 fn read_path(out: &mut Option<PathBuf>, text: &str, is_folder: bool) -> Result<(), String> {
-    let path = match text.strip_prefix("~/").zip(folders::home()) {
-        Some((rest, home)) => home.join(rest),
-        None => PathBuf::from(text),
-    };
+    let path = folders::expand(text, folders::home().as_deref());
     // The file means the same in every folder.
     if is_folder && !path.is_absolute() {
         return Err("expected an absolute path, or one that starts with ~/".into());
