@@ -28,13 +28,13 @@ mod sync;
 mod temporary;
 mod text;
 
-pub use atomic::{AtomicFile, write_atomic};
+pub use atomic::{AtomicFile, rename, write_atomic};
 pub use file_lock::{FileLock, lock_file};
 pub use free_space::free_space;
 pub use hex::hex;
 pub use identity::{FileIdentity, is_same_file, program_identity};
 pub use nvidia::NO_NVIDIA;
-pub use paths::{long_path, windows_name_problem};
+pub use paths::{canonicalize, long_path, windows_name_problem};
 pub use printable::{printable, printable_line, without_folders};
 pub use regular::{open_input, open_regular, read_regular, read_regular_text};
 pub use sizes::{is_or_are, parse_bytes, plural};
