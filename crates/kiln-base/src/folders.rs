@@ -13,6 +13,11 @@ pub fn cache() -> Option<PathBuf> {
     Base { xdg: "XDG_CACHE_HOME", linux: ".cache", macos: "Library/Caches", windows: "LOCALAPPDATA" }.find()
 }
 
+/// The folder for what Kiln can make again: `KILN_CACHE_DIR`, or `kiln` in [`cache`].
+pub fn kiln_cache() -> Option<PathBuf> {
+    from_env("KILN_CACHE_DIR").or_else(|| Some(cache()?.join("kiln")))
+}
+
 /// The folder for settings, such as `~/.config`.
 pub fn config() -> Option<PathBuf> {
     Base {
@@ -35,11 +40,6 @@ pub fn from_env(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// One kind of folder: the variables that name it, and where it lies below the home folder.
-struct Base {
-    xdg: &'static str,
-    linux: &'static str,
-    macos: &'static str,
 /// A path as users write it: `~` at its beginning is their home folder.
 ///
 /// ```
@@ -56,6 +56,11 @@ pub fn expand(text: &str, home: Option<&Path>) -> PathBuf {
     }
 }
 
+/// One kind of folder: the variables that name it, and where it lies below the home folder.
+struct Base {
+    xdg: &'static str,
+    linux: &'static str,
+    macos: &'static str,
     windows: &'static str,
 }
 

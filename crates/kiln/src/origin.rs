@@ -1,8 +1,9 @@
 //! How the program came onto this machine, which decides how it is updated and removed.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-/// The list of files that an installer writes, one absolute path a line: beside the program, or in `share/doc/kiln`.
+/// The list of files that an installer writes, one a line, relative to the folder that they are in: beside the program, or in
+/// `share/doc/kiln` beside its folder.
 const LIST: &str = "installed.txt";
 
 /// Where a program came from.
@@ -94,12 +95,16 @@ impl Origin {
 
 /// The files that an installer wrote: those of its list, if that has the program.
 pub fn files_of(program: &Path) -> Vec<PathBuf> {
-    let beside = program.parent().unwrap_or(Path::new("."));
-    let lists = [beside.join(LIST), beside.join("../share/doc/kiln").join(LIST)].into_iter();
-    let mut lists = lists.filter_map(|list| {
+    let beside = program.parent().unwrap_or(Path::new(""));
+    let above = beside.parent().unwrap_or(Path::new(""));
+    let lists = [(beside, beside.join(LIST)), (above, above.join("share/doc/kiln").join(LIST))].into_iter();
+    let mut lists = lists.filter_map(|(folder, list)| {
         let text = kiln_base::read_regular_text(&list).ok()?;
-        let files = text.lines().map(|line| PathBuf::from(line.trim())).filter(|file| file.is_absolute());
-        Some(files.filter(|file| file.is_file()).collect::<Vec<_>>())
+        let is_inside = |line: &&str| {
+            !line.is_empty() && Path::new(line).components().all(|part| matches!(part, Component::Normal(_)))
+        };
+        let files = text.lines().map(str::trim).filter(is_inside).map(|line| folder.join(line));
+        Some(files.chain([list]).filter(|file| file.is_file()).collect::<Vec<_>>())
     });
     lists.find(|files| files.iter().any(|file| file == program)).unwrap_or_else(|| vec![program.into()])
 }
@@ -165,15 +170,20 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir_all(path("bin")).unwrap();
         std::fs::create_dir_all(path("share/doc/kiln")).unwrap();
-        for file in ["bin/kiln", "kiln.1"] {
+        for file in ["bin/kiln", "kiln.1", "not-ours"] {
             std::fs::write(path(file), "x").unwrap();
         }
         assert_eq!(files_of(&path("bin/kiln")), [path("bin/kiln")]);
-        let lines = ["bin/kiln", "kiln.1", "deleted"].map(|file| path(file).display().to_string());
-        std::fs::write(path("share/doc/kiln/installed.txt"), lines.join("\n")).unwrap();
-        assert_eq!(files_of(&path("bin/kiln")), [path("bin/kiln"), path("kiln.1")]);
+        // As `install.sh` writes it.
+        let list = "share/doc/kiln/installed.txt";
+        std::fs::write(path(list), "bin/kiln\nkiln.1\ndeleted\nbin/../not-ours\n").unwrap();
+        assert_eq!(files_of(&path("bin/kiln")), ["bin/kiln", "kiln.1", list].map(path));
         // Another program's list.
         assert_eq!(files_of(&path("bin/other")), [path("bin/other")]);
+        // As `install.ps1` writes it, beside the program.
+        std::fs::write(path("kiln.exe"), "x").unwrap();
+        std::fs::write(path("installed.txt"), "kiln.exe\r\nkiln.1\r\n").unwrap();
+        assert_eq!(files_of(&path("kiln.exe")), ["kiln.exe", "kiln.1", "installed.txt"].map(path));
     }
 
     #[test]

@@ -273,6 +273,14 @@ pub fn get() -> &'static UserSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+/// A folder of `kiln serve` that this variable or the file names.
+pub fn serve_folder(option: &str, variable: &str) -> Option<PathBuf> {
+    folders::from_env(variable).or_else(|| {
+        let option = get().serve.iter().find(|given| given.name == option)?;
+        option.values.first().map(PathBuf::from)
+    })
+}
+
 
     fn message(text: &str) -> String {
         parse(text, Path::new("config.toml")).map(|_| ()).unwrap_err().to_string()
