@@ -75,6 +75,10 @@ impl Output {
             return Output::named(Template::default_in(path));
         }
         if let Some(template) = Template::parse(path)? {
+            if let Some(problem) = template.windows_problem().filter(|_| cfg!(windows)) {
+                let message = format!("can't write `{}`: {problem}", path.display());
+                return Err(CliError::new(message).hint(OTHER_NAME));
+            }
             return Output::named(template);
         }
         let format = Format::from_path(path)?;
