@@ -3,12 +3,30 @@
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::NamedTempFile;
 
 use crate::paths::{check_name, long_path};
 use crate::temporary::temporary_file;
+
+/// How long to wait for other programs to close a file.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Gives a file or folder another name in the same file system; a file of that name is replaced.
+///
+/// Windows refuses this while a program has the file open, as virus scanners and OneDrive have new ones for a moment: this waits
+/// for them.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    let started = Instant::now();
+    loop {
+        match fs::rename(from, to) {
+            Err(error) if is_in_use(&error) && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
 
 /// Writes a file whole or not at all, and syncs it to the disk. The rules are those of [`AtomicFile`].
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -100,10 +118,21 @@ impl AtomicFile {
         if self.before.is_some() {
             return self.commit_unsynced();
         }
-        match self.file.persist_noclobber(&self.target) {
-            Ok(_) => Ok(()),
-            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(written()),
-            Err(error) => Err(error.error),
+        let AtomicFile { mut file, target, .. } = self;
+        let started = Instant::now();
+        loop {
+            let failed = match file.persist_noclobber(&target) {
+                Ok(_) => return Ok(()),
+                Err(failed) => failed,
+            };
+            file = failed.file;
+            match failed.error {
+                error if error.kind() == io::ErrorKind::AlreadyExists => return Err(written()),
+                error if is_in_use(&error) && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+                error if is_in_use(&error) => return Err(error),
+                // Not every file system can refuse to replace a file: not exFAT on macOS. A moment ago there was none.
+                _ => return Ok(drop(file.persist(&target)?)),
+            }
         }
     }
 
@@ -124,7 +153,6 @@ impl AtomicFile {
     /// Windows refuses to replace a file that is open, as virus scanners have new ones for a moment: this waits for them.
     #[cfg(windows)]
     fn replace(self) -> io::Result<()> {
-        use std::time::{Duration, Instant};
         let AtomicFile { mut file, target, permissions, .. } = self;
         let started = Instant::now();
         loop {
@@ -140,22 +168,21 @@ impl AtomicFile {
             if fs::rename(file.path(), &target).is_ok() {
                 return permissions.map_or(Ok(()), |permissions| fs::set_permissions(&target, permissions));
             }
-            if started.elapsed() > Duration::from_secs(2) {
+            if started.elapsed() > PATIENCE {
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another program has it open"));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(PAUSE);
         }
     }
 }
 
-/// Whether a file could not be replaced or deleted because a program has it open or mapped.
-#[cfg(windows)]
+/// Whether a file could not be renamed, replaced or deleted because a program has it open or mapped, as Windows alone refuses.
 fn is_in_use(error: &io::Error) -> bool {
     const ACCESS_DENIED: i32 = 5;
     const SHARING_VIOLATION: i32 = 32;
     const USER_MAPPED_FILE: i32 = 1224;
     let codes = [ACCESS_DENIED, SHARING_VIOLATION, USER_MAPPED_FILE];
-    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+    cfg!(windows) && error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 #[cfg(test)]
@@ -214,6 +241,38 @@ mod tests {
     }
 
     #[test]
+    fn a_renamed_file_replaces_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["a", "b"] {
+            fs::write(path(name), name).unwrap();
+        }
+        rename(&path("a"), &path("b")).unwrap();
+        assert_eq!(
+            (fs::read(path("b")).unwrap(), names(folder.path())),
+            (b"a".to_vec(), vec!["b".to_owned()])
+        );
+        assert_eq!(rename(&path("a"), &path("b")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn renaming_waits_for_a_program_that_has_the_file_open() {
+        use std::os::windows::fs::OpenOptionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("a"), folder.path().join("b"));
+        fs::write(&from, b"new").unwrap();
+        let scanned = File::options().read(true).share_mode(1).open(&from).unwrap();
+        let closing = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(scanned);
+        });
+        rename(&from, &to).unwrap();
+        closing.join().unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"new");
+    }
+
+    #[test]
     fn a_missing_folder_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         assert!(write_atomic(&folder.path().join("nowhere/a.png"), b"one").is_err());
@@ -255,7 +314,7 @@ mod tests {
         assert_eq!(error.to_string(), "another program has it open");
         assert_eq!((fs::read(&path).unwrap(), names(folder.path()).len()), (b"old".to_vec(), 1));
         let closing = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
             drop(kept);
         });
         write_atomic(&path, b"new").unwrap();

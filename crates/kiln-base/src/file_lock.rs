@@ -19,11 +19,24 @@ pub fn lock_file(file: File) -> io::Result<FileLock> {
     match file.try_lock() {
         Ok(()) => Ok(FileLock::Locked(file)),
         Err(TryLockError::WouldBlock) => Ok(FileLock::InUse),
-        Err(TryLockError::Error(source)) if source.kind() == io::ErrorKind::Unsupported => {
-            Ok(FileLock::Unsupported(file))
-        }
+        Err(TryLockError::Error(source)) if is_unsupported(&source) => Ok(FileLock::Unsupported(file)),
         Err(TryLockError::Error(source)) => Err(source),
     }
+}
+
+/// Whether a file system has no locks.
+fn is_unsupported(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    let codes = {
+        use rustix::io::Errno;
+        // The standard library knows another number for the first on macOS. The second is NFS's, without a service for locks.
+        [Errno::NOTSUP, Errno::NOLCK].map(Errno::raw_os_error)
+    };
+    // ERROR_INVALID_FUNCTION and ERROR_NOT_SUPPORTED: drivers of cloud and RAM drives answer either.
+    #[cfg(windows)]
+    let codes = [1, 50];
+    error.kind() == io::ErrorKind::Unsupported
+        || error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 #[cfg(test)]

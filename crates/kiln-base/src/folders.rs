@@ -1,7 +1,7 @@
 //! The user's folders, where each operating system keeps them.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf, is_separator};
 
 /// The user's home folder.
 pub fn home() -> Option<PathBuf> {
@@ -11,6 +11,11 @@ pub fn home() -> Option<PathBuf> {
 /// The folder for data that programs can make again, such as `~/.cache`.
 pub fn cache() -> Option<PathBuf> {
     Base { xdg: "XDG_CACHE_HOME", linux: ".cache", macos: "Library/Caches", windows: "LOCALAPPDATA" }.find()
+}
+
+/// The folder for what Kiln can make again: `KILN_CACHE_DIR`, or `kiln` in [`cache`].
+pub fn kiln_cache() -> Option<PathBuf> {
+    from_env("KILN_CACHE_DIR").or_else(|| Some(cache()?.join("kiln")))
 }
 
 /// The folder for settings, such as `~/.config`.
@@ -33,6 +38,22 @@ pub fn data() -> Option<PathBuf> {
 /// A path from an environment variable; an empty variable counts as unset.
 pub fn from_env(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// A path as users write it: `~` at its beginning is their home folder.
+///
+/// ```
+/// use std::path::Path;
+/// let expand = |text| kiln_base::folders::expand(text, Some(Path::new("/home/ann")));
+/// assert_eq!(expand("~/models"), Path::new("/home/ann/models"));
+/// assert_eq!(expand("~ann"), Path::new("~ann"));
+/// ```
+pub fn expand(text: &str, home: Option<&Path>) -> PathBuf {
+    let rest = text.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with(is_separator));
+    match rest.zip(home) {
+        Some((rest, home)) => home.join(rest.trim_start_matches(is_separator)),
+        None => text.into(),
+    }
 }
 
 /// One kind of folder: the variables that name it, and where it lies below the home folder.

@@ -79,7 +79,11 @@ impl FileIdentity {
 
 /// Whether two paths lead to the same file, also through links.
 pub fn is_same_file(a: &Path, b: &Path) -> bool {
-    matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b)
+    match (place(a), place(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        // Windows has no numbers of files on FAT and some network drives.
+        _ => matches!((std::fs::canonicalize(a), std::fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b),
+    }
 }
 
 /// The device and the number of a file.

@@ -1,5 +1,5 @@
 //! Helpers shared by Kiln's crates: atomic file writes, the user's folders, names and paths, free space, the identity of files,
-//! hex, sizes, locks, text for terminals, where NVIDIA's libraries can't be.
+//! hex, sizes, locks, text in files and for terminals, where NVIDIA's libraries can't be.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -26,16 +26,18 @@ mod regular;
 mod sizes;
 mod sync;
 mod temporary;
+mod text;
 
-pub use atomic::{AtomicFile, write_atomic};
+pub use atomic::{AtomicFile, rename, write_atomic};
 pub use file_lock::{FileLock, lock_file};
 pub use free_space::free_space;
 pub use hex::hex;
 pub use identity::{FileIdentity, is_same_file, program_identity};
 pub use nvidia::NO_NVIDIA;
-pub use paths::{long_path, windows_name_problem};
+pub use paths::{canonicalize, long_path, windows_name_problem};
 pub use printable::{printable, printable_line, without_folders};
 pub use regular::{open_input, open_regular, read_regular, read_regular_text};
 pub use sizes::{is_or_are, parse_bytes, plural};
 pub use sync::{lock, wait};
 pub use temporary::{TemporaryFolder, remove_stale};
+pub use text::decode_text;

@@ -53,6 +53,29 @@ pub fn long_path(path: &Path) -> Cow<'_, Path> {
     }
 }
 
+/// The full path of a file or folder that exists, with all links followed, in the form that users and other programs know:
+/// on Windows without `\\?\` where that means the same.
+pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
+    let full = std::fs::canonicalize(path)?;
+    Ok(if cfg!(windows) {
+        full.to_str().and_then(without_prefix).map_or(full.clone(), PathBuf::from)
+    } else {
+        full
+    })
+}
+
+/// A path without `\\?\`; `None` if it has none, or means something else without.
+fn without_prefix(path: &str) -> Option<String> {
+    let rest = path.strip_prefix(r"\\?\")?;
+    let (start, names) = match rest.strip_prefix(r"UNC\") {
+        Some(names) => (r"\\", names),
+        None => rest.split_at_checked(3).filter(|(drive, _)| drive.ends_with(r":\"))?,
+    };
+    let is_plain = |name: &str| windows_name_problem(name).is_none();
+    let text = format!("{start}{names}");
+    (text.len() <= MAX_PATH && names.split_terminator('\\').all(is_plain)).then_some(text)
+}
+
 fn verbatim(absolute: PathBuf) -> PathBuf {
     let mut parts = absolute.components();
     let Some(Component::Prefix(prefix)) = parts.next() else { return absolute };
@@ -102,5 +125,23 @@ mod tests {
         ] {
             assert_eq!(long_path(Path::new(&given)), Path::new(&expected));
         }
+    }
+
+    #[test]
+    fn full_paths_are_those_that_users_know() {
+        for (full, known) in [
+            (r"\\?\C:\Users\Jürgen\a.png", r"C:\Users\Jürgen\a.png"),
+            (r"\\?\D:\", r"D:\"),
+            (r"\\?\UNC\server\share\a.png", r"\\server\share\a.png"),
+        ] {
+            assert_eq!(without_prefix(full).as_deref(), Some(known));
+        }
+        let long = format!(r"\\?\C:\{}", "x".repeat(250));
+        for other in [r"C:\a", r"\\?\C:\aux.png", r"\\?\C:\a.", r"\\?\Volume{1-2}\a", r"\\?\", &long] {
+            assert_eq!(without_prefix(other), None, "{other}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let full = canonicalize(&folder.path().join(".")).unwrap();
+        assert!(full.is_dir() && !full.to_string_lossy().starts_with(r"\\?\"), "{}", full.display());
     }
 }

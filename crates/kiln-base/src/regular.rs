@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
+use crate::decode_text;
 use crate::paths::check_name;
 
 /// Opens a regular file for reading.
@@ -29,11 +30,9 @@ pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a regular file as text.
+/// Reads a regular file as text, with the encodings of [`decode_text`].
 pub fn read_regular_text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    open_regular(path)?.read_to_string(&mut text)?;
-    Ok(text)
+    decode_text(read_regular(path)?)
 }
 
 fn check_regular(path: &Path) -> io::Result<()> {

@@ -8,6 +8,8 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile, TempDir};
 
+use crate::rename;
+
 const PREFIX: &str = ".kiln-";
 const SUFFIX: &str = ".tmp";
 
@@ -55,7 +57,7 @@ impl TemporaryFolder {
         let TemporaryFolder { _lock, folder } = self;
         // Windows renames no folder that is locked.
         drop(_lock.filter(|_| cfg!(windows)));
-        fs::rename(folder.path(), to)?;
+        rename(folder.path(), to)?;
         // Renamed: nothing is left to remove.
         let _ = folder.keep();
         Ok(())

@@ -117,6 +117,12 @@ fn hub(error: &kiln_hub::Error) -> Option<Hint> {
             "free some space, or set HF_HOME to a folder on a larger disk; `kiln models` lists what is there"
         }
         Error::InProgress { .. } => "wait for it to finish",
+        Error::Io { doing: "remove", .. } if cfg!(windows) => {
+            "end the programs that use it, such as `kiln serve`, and check that you may write to its folder"
+        }
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::FileTooLarge => {
+            "the disk takes no files of this size, as FAT32 none of 4 GiB; HF_HOME sets another folder"
+        }
         Error::Io { .. } => {
             "check that the folder is writable and the disk is not full; HF_HOME sets another folder"
         }

@@ -12,7 +12,7 @@ const LIMIT: &str = "KILN_CACHE_MB";
 
 /// Returns the cache folder: `KILN_CACHE_DIR`, or `kiln` in the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
-    folders::from_env(FOLDER).or_else(|| Some(folders::cache()?.join("kiln")))
+    folders::kiln_cache()
 }
 
 /// Returns the cache of encoded texts. `KILN_CACHE_MB` limits its size.

@@ -47,9 +47,9 @@ impl DiskCache {
         DiskCache { folder }
     }
 
-    /// The user's cache folder for Kiln.
+    /// In Kiln's cache folder.
     pub fn default_folder() -> Option<PathBuf> {
-        Some(kiln_base::folders::cache()?.join("kiln").join("cuda"))
+        Some(kiln_base::folders::kiln_cache()?.join("cuda"))
     }
 
     fn path(&self, key: &CacheKey) -> Option<PathBuf> {

@@ -125,6 +125,9 @@ fn open(path: &Path) -> std::result::Result<Library, libloading::Error> {
         LOAD_LIBRARY_SEARCH_DEFAULT_DIRS, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, Library as WindowsLibrary,
     };
     let flags = LOAD_LIBRARY_SEARCH_DEFAULT_DIRS | LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR;
+    // Windows takes no path with `/` together with these flags, and no relative one.
+    let full = std::path::absolute(path);
+    let path = full.as_deref().unwrap_or(path);
     // SAFETY: NVIDIA's libraries have no load-time requirements on the process.
     let load = |path: &Path| unsafe { WindowsLibrary::load_with_flags(path, flags) };
     let library = load(path)?;

@@ -330,7 +330,7 @@ impl Cache {
         if linked.is_ok() && file.exists() {
             return Ok(());
         }
-        fs::rename(&blob, &file).map_err(io("write", &file))
+        kiln_base::rename(&blob, &file).map_err(io("write", &file))
     }
 
     /// Records the commit of a revision.

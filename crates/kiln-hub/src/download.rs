@@ -88,7 +88,7 @@ impl Download<'_> {
             let (repo, file) = (self.repo.to_owned(), self.file.path.clone());
             return Err(Error::Checksum { repo, file, expected: self.file.hash.clone(), found });
         }
-        fs::rename(&partial, &self.blob).map_err(io("write", &self.blob))
+        kiln_base::rename(&partial, &self.blob).map_err(io("write", &self.blob))
     }
 
     /// Reads the partial download of an earlier run. Returns its size.

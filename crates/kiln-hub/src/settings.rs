@@ -66,16 +66,17 @@ impl HubSettings {
 
     fn resolve(var: &dyn Fn(&str) -> Option<String>, user: Option<PathBuf>) -> Option<HubSettings> {
         let var = |name: &str| var(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        let path = |name: &str| var(name).map(PathBuf::from);
+        // As Hugging Face's programs take them: `~` is the user's folder.
+        let path = |name: &str| var(name).map(|text| kiln_base::folders::expand(&text, user.as_deref()));
         let home = path("HF_HOME").or_else(|| {
-            let cache = path("XDG_CACHE_HOME").or_else(|| Some(user?.join(".cache")));
+            let cache = path("XDG_CACHE_HOME").or_else(|| Some(user.as_ref()?.join(".cache")));
             Some(cache?.join("huggingface"))
         });
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
         let cache = cache.or_else(|| Some(home.as_ref()?.join("hub")))?;
         let token_file = path("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
         let token = var("HF_TOKEN").or_else(|| var("HUGGING_FACE_HUB_TOKEN")).or_else(|| {
-            let text = fs::read_to_string(token_file?).ok()?;
+            let text = fs::read(token_file?).and_then(kiln_base::decode_text).ok()?;
             Some(text.trim().to_owned()).filter(|t| !t.is_empty())
         });
         let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
@@ -153,6 +154,7 @@ mod tests {
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), PathBuf::from("/x/huggingface/hub"));
         assert_eq!(cache(&[("HOME", "/h"), ("HF_HOME", "/hf")]), PathBuf::from("/hf/hub"));
         assert_eq!(cache(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/c")]), PathBuf::from("/c"));
+        assert_eq!(cache(&[("HOME", "/h"), ("HF_HOME", "~/hf")]), PathBuf::from("/h/hf/hub"));
         assert!(settings(&[]).is_none());
     }
 
@@ -162,6 +164,10 @@ mod tests {
         fs::write(dir.path().join("token"), "from-file\n").unwrap();
         let home = dir.path().to_str().unwrap();
         let token = |vars: &[(&str, &str)]| settings(vars).unwrap().token;
+        assert_eq!(token(&[("HF_HOME", home)]).as_deref(), Some("from-file"));
+        // As PowerShell's `>` writes it.
+        let utf16 = "\u{feff}from-file\r\n".encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+        fs::write(dir.path().join("token"), utf16).unwrap();
         assert_eq!(token(&[("HF_HOME", home)]).as_deref(), Some("from-file"));
         assert_eq!(token(&[("HF_HOME", home), ("HF_TOKEN", " own ")]).as_deref(), Some("own"));
         assert_eq!(token(&[("HF_HOME", "/none"), ("HF_TOKEN", "a\r\nb: c")]), None);

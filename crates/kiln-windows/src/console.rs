@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use windows_sys::Win32::Foundation::INVALID_HANDLE_VALUE;
 use windows_sys::Win32::System::Console::{
     CTRL_BREAK_EVENT, CTRL_C_EVENT, CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT,
-    ENABLE_VIRTUAL_TERMINAL_PROCESSING, GenerateConsoleCtrlEvent, GetConsoleMode, GetConsoleProcessList,
-    GetStdHandle, STD_ERROR_HANDLE, STD_HANDLE, STD_OUTPUT_HANDLE, SetConsoleCtrlHandler, SetConsoleMode,
+    ENABLE_EXTENDED_FLAGS, ENABLE_QUICK_EDIT_MODE, ENABLE_VIRTUAL_TERMINAL_PROCESSING,
+    GenerateConsoleCtrlEvent, GetConsoleMode, GetConsoleProcessList, GetStdHandle, STD_ERROR_HANDLE,
+    STD_HANDLE, STD_INPUT_HANDLE, STD_OUTPUT_HANDLE, SetConsoleCtrlHandler, SetConsoleMode,
 };
 
 use crate::check;
@@ -75,6 +76,18 @@ pub fn is_own() -> bool {
     let mut processes = [0; 2];
     // SAFETY: the length is that of the array.
     unsafe { GetConsoleProcessList(processes.as_mut_ptr(), processes.len() as u32) == 1 }
+}
+
+/// Lets a click into the window select nothing: while text is selected, everything that the program prints waits, and so does
+/// the program.
+pub fn ignore_clicks() -> io::Result<()> {
+    // SAFETY: these take any handle, and write to a variable that outlives the call.
+    unsafe {
+        let handle = GetStdHandle(STD_INPUT_HANDLE);
+        let mut mode = 0;
+        check(GetConsoleMode(handle, &raw mut mode))?;
+        check(SetConsoleMode(handle, mode & !ENABLE_QUICK_EDIT_MODE | ENABLE_EXTENDED_FLAGS))
+    }
 }
 
 /// Sends Ctrl-Break to a process that was started as the first of a process group, and to its children.

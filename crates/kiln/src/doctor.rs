@@ -5,9 +5,10 @@ mod report;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use kiln_catalog::user_cache;
+use kiln_catalog::{ModelFolders, user_cache};
 use kiln_engine::Isa;
 use kiln_engine::machine::{self, Cpu, Memory, slow_cpu};
+use kiln_hub::HubSettings;
 
 use crate::args::DoctorArgs;
 use crate::error::CliError;
@@ -111,7 +112,16 @@ fn folders() -> Properties {
         .with("temporary", folder(&std::env::temp_dir()))
         .with("settings", settings::file().map(|file| settings_file(&file)))
         .with("models", models::folders().paths().iter().map(|path| folder(path)).collect::<Vec<_>>())
+        .with("loras", of_server("loras", "KILN_LORAS", "loras"))
+        .with("server", of_server("data", "KILN_DATA", "server"))
+        .with("downloads", HubSettings::from_env().map(|settings| folder(&settings.cache)))
         .with("cache", user_cache::folder().map(|path| folder(&path)))
+}
+
+/// A folder of `kiln serve`, which has this name beside the models unless it is set.
+fn of_server(option: &str, variable: &str, name: &str) -> Option<String> {
+    let beside = || Some(ModelFolders::own()?.parent()?.join(name));
+    settings::serve_folder(option, variable).or_else(beside).map(|path| folder(&path))
 }
 
 /// The settings file, and the keys that it sets.

@@ -129,6 +129,9 @@ fn general_hint(error: &CliError) -> Option<String> {
         ErrorKind::Failed if starts(&["can't read", "can't open", "can't map", "can't list"]) => {
             "check that the file exists and is readable"
         }
+        ErrorKind::Failed if starts(&["can't start"]) && cfg!(windows) => {
+            "check that memory is free, or end other programs"
+        }
         ErrorKind::Failed if starts(&["can't start"]) => {
             "check the limits on threads and memory (`ulimit -a`)"
         }
@@ -191,7 +194,7 @@ mod tests {
         for (message, word) in [
             ("can't write `a`: no space", "disk"),
             ("can't read `a`: denied", "readable"),
-            ("can't start the server's threads", "ulimit"),
+            ("can't start the server's threads", "memory"),
             ("the engine returned no image", "kiln doctor"),
         ] {
             assert!(hint(CliError::new(message)).unwrap().contains(word), "{message}");

@@ -49,6 +49,8 @@ pub fn main() -> ExitCode {
     let is_double_click = cfg!(feature = "serve") && args.len() <= 1 && terminal::has_own_window();
     if is_double_click {
         args = ["kiln", "serve", "--open"].map(OsString::from).into();
+        terminal::ignore_clicks();
+        terminal::tell("this window is Kiln's server; closing it ends Kiln");
     }
     let code = main_with(args);
     if is_double_click && code != 0 {

@@ -28,14 +28,9 @@ pub enum Origin {
 pub fn of_program() -> Option<(PathBuf, Origin)> {
     let program = std::env::current_exe().ok()?;
     // A package manager's link leads to its own folder.
-    let program = program.canonicalize().map(without_prefix).unwrap_or(program);
+    let program = kiln_base::canonicalize(&program).unwrap_or(program);
     let origin = Origin::of(&program, &|path| Path::new(path).exists());
     Some((program, origin))
-}
-
-/// Removes `\\?\`, which Windows puts before a canonical path and which few programs understand.
-fn without_prefix(path: PathBuf) -> PathBuf {
-    path.to_str().and_then(|text| text.strip_prefix(r"\\?\")).map(PathBuf::from).unwrap_or(path)
 }
 
 impl Origin {

@@ -75,6 +75,10 @@ impl Output {
             return Output::named(Template::default_in(path));
         }
         if let Some(template) = Template::parse(path)? {
+            if let Some(problem) = template.windows_problem().filter(|_| cfg!(windows)) {
+                let message = format!("can't write `{}`: {problem}", path.display());
+                return Err(CliError::new(message).hint(OTHER_NAME));
+            }
             return Output::named(template);
         }
         let format = Format::from_path(path)?;
@@ -260,7 +264,7 @@ pub fn resolve_links(path: &Path) -> Result<PathBuf, CliError> {
     const MAX_LINKS: usize = 40;
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {
-            return Ok(fs::canonicalize(path).unwrap_or_else(|_| path.into()));
+            return Ok(kiln_base::canonicalize(path).unwrap_or_else(|_| path.into()));
         }
         // Pipes and devices are written to directly.
         Ok(_) => return Ok(path.into()),
@@ -282,7 +286,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
     let resolve = |path: &Path| {
         let target = resolve_links(path).ok()?;
         let parent = parent_folder(&target);
-        let parent = fs::canonicalize(parent).or_else(|_| std::path::absolute(parent)).ok()?;
+        let parent = kiln_base::canonicalize(parent).or_else(|_| std::path::absolute(parent)).ok()?;
         Some(parent.join(target.file_name()?))
     };
     resolve(a).is_some_and(|a| Some(a) == resolve(b))

@@ -25,6 +25,13 @@ pub fn has_own_window() -> bool {
     false
 }
 
+/// Keeps a server running whose window somebody clicks into: consoles of Windows stop a program while text is selected.
+pub fn ignore_clicks() {
+    // Windows Terminal never stops a program.
+    #[cfg(windows)]
+    let _ = kiln_windows::console::ignore_clicks();
+}
+
 /// Keeps the program's own window open until its last words are read.
 pub fn wait_for_enter() {
     tell("press Enter to close this window");

@@ -13,12 +13,18 @@ use crate::origin::{self, Origin, delete_command};
 use crate::values::bytes;
 use crate::{models, output, settings};
 
+/// What the packages' service keeps, where systemd has it.
+const SERVICE: [(&str, &str); 2] = [
+    ("/var/lib/kiln", "data of the service `kiln`: its downloads, jobs and images"),
+    ("/etc/kiln", "settings and keys of the service `kiln`"),
+];
+
 /// A file or folder that is there.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 struct Item {
     path: PathBuf,
     bytes: u64,
-    holds: &'static str,
+    holds: String,
     /// The command that deletes it; `None` for what may belong to other programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     delete: Option<String>,
@@ -42,30 +48,28 @@ fn items() -> Vec<Item> {
     // Windows has one folder for both.
     let (shared, caches): (Vec<PathBuf>, Vec<PathBuf>) =
         caches.into_iter().flatten().partition(|cache| Some(cache) == data.as_ref());
-    let mut add = |path: Option<PathBuf>, holds: &'static str| {
-        if let Some(path) = path.filter(|path| path.exists())
-            && items.iter().all(|item| item.path != path)
-        {
+    let mut add = |path: Option<PathBuf>, holds: &str| {
+        let is_inside = |path: &Path| items.iter().any(|item| path.starts_with(&item.path));
+        if let Some(path) = path.filter(|path| path.exists() && !is_inside(path)) {
             let delete = Some(delete_command(std::slice::from_ref(&path)));
-            items.push(Item { bytes: size(&path), delete, holds, path });
+            items.push(Item { bytes: size(&path), delete, holds: holds.into(), path });
         }
     };
     for cache in caches {
         add(Some(cache), "cache: encoded prompts and compiled kernels");
     }
-    let holds = if shared.is_empty() {
-        "data: your models and LoRAs, the jobs and images of `kiln serve`"
-    } else {
-        "data and cache: your models and LoRAs, the jobs and images of `kiln serve`, encoded prompts and kernels"
-    };
-    add(data.clone(), holds);
-    let server = folders::from_env("KILN_DATA").or_else(|| {
-        let option = settings::get().serve.iter().find(|option| option.name == "data")?;
-        option.values.first().map(PathBuf::from)
-    });
-    add(server, "data folder of `kiln serve`: jobs and images");
+    let cached = if shared.is_empty() { "" } else { ", encoded prompts and kernels" };
+    // macOS has one folder for these two.
+    let of_settings = settings::file().zip(data.as_ref()).is_some_and(|(file, data)| file.starts_with(data));
+    let of_settings = if of_settings { ", your settings" } else { "" };
+    add(
+        data.clone(),
+        &format!("data: your models and LoRAs, the jobs and images of `kiln serve`{cached}{of_settings}"),
+    );
+    add(settings::serve_folder("data", "KILN_DATA"), "data folder of `kiln serve`: jobs and images");
     add(settings::file(), "settings");
-    items.extend(foreign_models(data.as_deref()));
+    items.extend(named_folders(data.as_deref()));
+    items.extend(of_service());
     items.extend(program());
     items
 }
@@ -76,7 +80,7 @@ fn downloads() -> Vec<Item> {
     let item = |model: &kiln_hub::InstalledModel| Item {
         path: model.folder.clone(),
         bytes: model.bytes,
-        holds: "a downloaded model, which other programs use, too",
+        holds: "a downloaded model, which other programs use, too".into(),
         delete: Some(format!("kiln rm {} --yes", model.repo)),
     };
     let mut items: Vec<Item> = installed.iter().map(item).collect();
@@ -84,28 +88,55 @@ fn downloads() -> Vec<Item> {
     items
 }
 
-/// Folders of models that the user named: they may be those of other programs.
-fn foreign_models(data: Option<&Path>) -> Vec<Item> {
-    let folders = models::folders();
-    let named = folders.paths().iter().filter(|path| data.is_none_or(|data| !path.starts_with(data)));
-    let item = |path: &PathBuf| Item {
-        path: path.clone(),
-        bytes: size(path),
-        holds: "models, in a folder that you named: perhaps those of other programs, too",
+/// Folders that the user named: they may be those of other programs.
+fn named_folders(data: Option<&Path>) -> Vec<Item> {
+    let models = models::folders().paths().to_vec().into_iter().map(|path| (path, "models"));
+    let images = settings::get().output_folder.clone().map(|path| (path, "images"));
+    let of_serve = [("loras", "KILN_LORAS", "LoRAs"), ("vaes", "KILN_VAES", "autoencoders")]
+        .into_iter()
+        .filter_map(|(option, variable, what)| Some((settings::serve_folder(option, variable)?, what)));
+    let named = models.chain(images).chain(of_serve);
+    let item = |(path, what): (PathBuf, &str)| Item {
+        bytes: size(&path),
+        holds: format!("{what}, in a folder that you named: perhaps those of other programs, too"),
         delete: None,
+        path,
     };
-    named.filter(|path| path.exists()).map(item).collect()
+    let is_foreign = |path: &PathBuf| path.exists() && data.is_none_or(|data| !path.starts_with(data));
+    named.filter(|(path, _)| is_foreign(path)).map(item).collect()
+}
+
+/// What the service of a package left, which only administrators may look into.
+fn of_service() -> Vec<Item> {
+    let there = SERVICE.into_iter().filter(|(path, _)| Path::new(path).symlink_metadata().is_ok());
+    let item = |(path, holds): (&str, &str)| {
+        // systemd keeps the data of a service in a private folder, and links to it.
+        let private = path.replace("/var/lib/", "/var/lib/private/");
+        let both = if Path::new(path).is_symlink() { format!("{path} {private}") } else { path.to_owned() };
+        Item {
+            path: path.into(),
+            bytes: size(Path::new(path)),
+            holds: holds.into(),
+            delete: Some(format!("sudo rm -r {both}")),
+        }
+    };
+    there.map(item).collect()
 }
 
 fn program() -> Option<Item> {
     let (path, origin) = origin::of_program()?;
     if origin == Origin::Pip {
         let (bytes, holds) = (0, "Python, with Kiln as a package");
-        return Some(Item { bytes, holds, delete: Some(origin.remove(&[])), path });
+        return Some(Item { bytes, holds: holds.into(), delete: Some(origin.remove(&[])), path });
     }
     let files = origin::files_of(&path);
     let bytes = files.iter().map(|file| size(file)).sum();
-    let holds = if files.len() > 1 { "the program, its manual pages and completions" } else { "the program" };
+    let mut holds =
+        if files.len() > 1 { "the program, its manual pages and completions" } else { "the program" }
+            .to_owned();
+    if cfg!(windows) && origin == Origin::File {
+        holds += "; its folder may stay in your PATH, which `install.ps1 -Uninstall` changes, too";
+    }
     Some(Item { bytes, holds, delete: Some(origin.remove(&files)), path })
 }
 
@@ -116,5 +147,8 @@ fn to_text(items: &[Item]) -> String {
         format!("\n{}{size}\n  {}\n{delete}", item.path.display(), item.holds)
     };
     let blocks: String = items.iter().map(block).collect();
-    format!("Kiln has these files here. This command deletes none of them; those below each do.\n{blocks}")
+    let shell = if cfg!(windows) { ", in PowerShell" } else { "" };
+    format!(
+        "Kiln has these files here. This command deletes none of them; those below each do{shell}.\n{blocks}"
+    )
 }

@@ -31,12 +31,14 @@ struct Manifest {
 }
 
 pub(super) fn read(file: &Path) -> Result<ComponentPaths> {
-    let mut text = String::new();
-    let opened = kiln_base::open_regular(file).and_then(|f| f.take(MAX_BYTES + 1).read_to_string(&mut text));
-    opened.map_err(|source| kiln_nn::Error::Read { file: file.to_path_buf(), source })?;
-    if text.len() as u64 > MAX_BYTES {
+    let unreadable = |source| kiln_nn::Error::Read { file: file.to_path_buf(), source };
+    let mut bytes = Vec::new();
+    let opened = kiln_base::open_regular(file).and_then(|f| f.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    opened.map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::config(file, format!("it is longer than {MAX_BYTES} bytes")));
     }
+    let text = kiln_base::decode_text(bytes).map_err(unreadable)?;
     let folder = file.parent().unwrap_or(Path::new(""));
     ComponentPaths::parse(&text, folder).map_err(|what| Error::config(file, what))
 }

@@ -2,7 +2,6 @@
 
 /// Splits a text into records. The error names the line that a quote is opened in and not closed.
 pub(super) fn records(text: &str) -> Result<Vec<Vec<String>>, usize> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let (mut records, mut record, mut field) = (Vec::new(), Vec::new(), String::new());
     let (mut quoted, mut line, mut opened) = (false, 1, 1);
     let mut characters = text.chars().peekable();
@@ -42,7 +41,7 @@ mod tests {
 
     #[test]
     fn quotes_commas_and_line_breaks_are_part_of_a_quoted_field() {
-        let text = "\u{feff}file_name,text\r\na.png,\"a \"\"red\"\" fox,\nin snow\"\r\n\r\nb.png,plain";
+        let text = "file_name,text\r\na.png,\"a \"\"red\"\" fox,\nin snow\"\r\n\r\nb.png,plain";
         let expected =
             vec![vec!["file_name", "text"], vec!["a.png", "a \"red\" fox,\nin snow"], vec!["b.png", "plain"]];
         assert_eq!(records(text).unwrap(), expected);

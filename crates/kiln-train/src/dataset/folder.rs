@@ -146,11 +146,11 @@ impl Entries {
 /// Reads a caption file; `None` if there is only white space in it.
 fn read_caption(path: &Path) -> Result<Option<String>> {
     let bytes = fs::read(path).map_err(Error::io("read", path))?;
-    let text = String::from_utf8(bytes).map_err(|_| {
+    let text = kiln_base::decode_text(bytes).map_err(|_| {
         Error::data(format!("the caption `{}` is not UTF-8", path.display()))
             .with_hint("save it as UTF-8, as every editor can")
     })?;
-    let text = text.trim_start_matches('\u{feff}').split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 

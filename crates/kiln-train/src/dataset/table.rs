@@ -20,7 +20,7 @@ const SEPARATOR: char = ';';
 
 /// Reads a list of JSON objects, one per line.
 pub(super) fn read_jsonl(path: &Path) -> Result<Listing> {
-    let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text = fs::read(path).and_then(kiln_base::decode_text).map_err(Error::io("read", path))?;
     let mut items = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let row: Map<String, Value> = serde_json::from_str(line)
@@ -32,7 +32,7 @@ pub(super) fn read_jsonl(path: &Path) -> Result<Listing> {
 
 /// Reads a CSV file whose first line names the columns.
 pub(super) fn read_csv(path: &Path) -> Result<Listing> {
-    let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text = fs::read(path).and_then(kiln_base::decode_text).map_err(Error::io("read", path))?;
     let records =
         csv::records(&text).map_err(|line| wrong(path, line, "a quote is opened here and not closed"))?;
     let Some((columns, rows)) = records.split_first() else {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    fn write(name: &str, text: &str) -> (tempfile::TempDir, PathBuf) {
+    fn write(name: &str, text: impl AsRef<[u8]>) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
@@ -135,6 +135,22 @@ mod tests {
             paths.for_each(|p| *p = other.path().join(p.file_name().unwrap()));
         }
         assert_eq!(listed, from_csv);
+    }
+
+    #[test]
+    fn lists_of_excel_and_powershell_are_read() {
+        let csv = "file_name,text\r\na.png,Käfer\r\n";
+        let jsonl = "{\"file_name\": \"a.png\", \"text\": \"Käfer\"}\r\n";
+        for (name, text, read) in [("a.csv", csv, read_csv as fn(&Path) -> _), ("a.jsonl", jsonl, read_jsonl)]
+        {
+            let marked = format!("\u{feff}{text}");
+            let utf16: Vec<u8> = marked.encode_utf16().flat_map(u16::to_le_bytes).collect();
+            for bytes in [marked.into_bytes(), utf16] {
+                let (_folder, path) = write(name, bytes);
+                let items = read(&path).unwrap().items;
+                assert_eq!(items[0].caption.as_deref(), Some("Käfer"), "{name}");
+            }
+        }
     }
 
     #[test]

@@ -96,18 +96,44 @@ fn components(model: &Model) -> Vec<String> {
     ]
 }
 
-/// Replaces the home folder by `~`, and folders that have the user's name.
+/// Replaces the home folder by `~`, and the names of users in other paths: that of this user, and whatever stands where it does
+/// in the home folder, such as the short name in `C:\Users\ANNSMI~1`.
 fn anonymous(text: &str, home: &str) -> String {
-    let text = if home.len() > 1 { text.replace(home, "~") } else { text.to_owned() };
-    let user = home.rsplit(['/', '\\']).next().unwrap_or_default();
+    let is_separator = |c: char| c == '/' || c == '\\';
+    let same = |a: char, b: char| {
+        a == b || is_separator(a) && is_separator(b) || a.to_lowercase().eq(b.to_lowercase())
+    };
+    // The bytes of `text` that are `start`, by the rules of Windows.
+    let length = |text: &str, start: &str| {
+        let mut rest = text.chars();
+        let fits = start.chars().all(|c| rest.next().is_some_and(|other| same(c, other)));
+        (fits && !start.is_empty()).then(|| text.len() - rest.as_str().len())
+    };
+    let is_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
+    let home = home.trim_end_matches(is_separator);
+    let user_start = home.rfind(is_separator).map_or(home.len(), |at| at + 1);
+    let (users, user) = home.split_at(user_start);
+    // The root holds more than users.
+    let users = if users.len() > 1 { users } else { "" };
     let mut out = String::new();
-    let mut follows_separator = false;
-    for part in text.split_inclusive(|c: char| !(c.is_alphanumeric() || "._-".contains(c))) {
-        let name = part.trim_end_matches(|c: char| !(c.is_alphanumeric() || "._-".contains(c)));
-        let is_user = follows_separator && !user.is_empty() && name.eq_ignore_ascii_case(user);
-        out += if is_user { "USER" } else { name };
-        out += &part[name.len()..];
-        follows_separator = part.ends_with(['/', '\\']);
+    let (mut rest, mut follows_separator) = (text, false);
+    while let Some(first) = rest.chars().next() {
+        let ends = |at: usize| !rest[at..].starts_with(is_name);
+        let (shown, taken) = if let Some(at) = length(rest, home).filter(|at| ends(*at)) {
+            ("~", at)
+        } else if let Some(at) = length(rest, users) {
+            let of_name = |c: char| is_name(c) || c == '~';
+            let name = rest[at..].find(|c| !of_name(c)).unwrap_or(rest.len() - at);
+            out += &rest[..at];
+            (if name > 0 { "USER" } else { "" }, at + name)
+        } else if let Some(at) = length(rest, user).filter(|at| follows_separator && ends(*at)) {
+            ("USER", at)
+        } else {
+            (&rest[..first.len_utf8()], first.len_utf8())
+        };
+        out += shown;
+        follows_separator = rest[..taken].ends_with(is_separator);
+        rest = &rest[taken..];
     }
     out
 }
@@ -125,7 +151,14 @@ mod tests {
         assert_eq!(unix("ann is no path"), "ann is no path");
         let windows = |text: &str| anonymous(text, r"C:\Users\Ann");
         assert_eq!(windows(r"C:\Users\Ann\AppData (writable)"), r"~\AppData (writable)");
-        assert_eq!(windows(r"c:\users\ann\AppData"), r"c:\users\USER\AppData");
+        assert_eq!(windows(r"c:\users\ann\AppData"), r"~\AppData");
+        assert_eq!(windows(r"\\?\C:\Users\Ann\a, D:/Ann/models"), r"\\?\~\a, D:/USER/models");
+        assert_eq!(windows(r"C:\Users\Public, C:\Users\Anna\a"), r"C:\Users\USER, C:\Users\USER\a");
+        let spaced = |text: &str| anonymous(text, r"C:\Users\Jürgen Groß");
+        assert_eq!(spaced(r"C:\Users\JÜRGEN groß\x (writable)"), r"~\x (writable)");
+        assert_eq!(spaced(r"C:\Users\JRGENG~1\AppData\Local\Temp"), r"C:\Users\USER\AppData\Local\Temp");
+        assert_eq!(spaced(r"`D:\Jürgen Groß`"), "`D:\\USER`");
+        assert_eq!(anonymous("/root/x, /opt/x", "/root"), "~/x, /opt/x");
         assert_eq!(anonymous("/srv/x", ""), "/srv/x");
     }
 }

@@ -36,7 +36,8 @@ fn standard_input() -> Result<String, CliError> {
         return Err(error(format!("it is longer than {}", crate::values::bytes(MAX_PROMPT)))
             .hint("the models see about a page of text; shorten the prompt"));
     }
-    let text = String::from_utf8(bytes).map_err(|e| error(e.to_string()).hint("it must be UTF-8 text"))?;
+    let text =
+        kiln_base::decode_text(bytes).map_err(|e| error(e.to_string()).hint("it must be UTF-8 text"))?;
     // Shells end the input with a newline that is not part of the prompt.
     let trimmed = text.strip_suffix('\n').map_or(text.as_str(), |t| t.strip_suffix('\r').unwrap_or(t));
     Ok(trimmed.to_owned())
@@ -82,7 +83,7 @@ impl PromptFile {
             return Err(error(format!("it is larger than {}", crate::values::bytes(MAX_FILE)))
                 .hint("a file of prompts has one prompt per line"));
         }
-        let text = String::from_utf8(bytes)
+        let text = kiln_base::decode_text(bytes)
             .map_err(|e| error(e.to_string()).hint("a file of prompts is UTF-8 text, one prompt per line"))?;
         let file = PromptFile::parse(&text).map_err(|(line, problem)| {
             error(format!("line {line}: {problem}"))
@@ -98,7 +99,6 @@ impl PromptFile {
     fn parse(text: &str) -> Result<PromptFile, (usize, String)> {
         let mut lines = Vec::new();
         let mut has_options = false;
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (i, line) in text.lines().map(str::trim).enumerate() {
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn lines_are_prompts_or_json() {
-        let plain = PromptFile::parse("\u{feff}a fox\r\n\n# a comment\n  {red|blue} hen \n").unwrap();
+        let plain = PromptFile::parse("a fox\r\n\n# a comment\n  {red|blue} hen \n").unwrap();
         assert_eq!(plain.prompts, ["a fox", "{red|blue} hen"]);
         let file = PromptFile::parse("a fox\n{\"prompt\": \"a hen\", \"n\": 2, \"seed\": 9}\na cat").unwrap();
         let base = Request { seed: vec![5], steps: Some(3), ..Request::default() };
@@ -180,6 +180,17 @@ mod tests {
             seeds,
             [("a fox", 5, None, Some(3)), ("a hen", 9, Some(2), Some(3)), ("a cat", 8, None, Some(3))]
         );
+    }
+
+    #[test]
+    fn files_of_powershell_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prompts.txt");
+        let text = "\u{feff}ein Käfer\r\n{\"prompt\": \"a hen\"}\r\n";
+        std::fs::write(&path, text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<_>>()).unwrap();
+        let requests = PromptFile::read(&path).unwrap().requests(Request::default()).unwrap();
+        let prompts: Vec<&str> = requests.iter().map(|request| &*request.prompts[0]).collect();
+        assert_eq!(prompts, ["ein Käfer", "a hen"]);
     }
 
     #[test]

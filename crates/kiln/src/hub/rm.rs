@@ -47,8 +47,11 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
         confirm(&what, size)?;
     }
     let remove_error = |path: &Path, e: std::io::Error| {
-        CliError::new(format!("can't remove `{}`: {e}", path.display()))
-            .hint("check that you may write to its folder")
+        CliError::new(format!("can't remove `{}`: {e}", path.display())).hint(if cfg!(windows) {
+            "end the programs that use it, such as `kiln serve`, and check that you may write to its folder"
+        } else {
+            "check that you may write to its folder"
+        })
     };
     let freed = match &model {
         // Removes a link itself, not the folder it points to.

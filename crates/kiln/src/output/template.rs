@@ -75,6 +75,18 @@ impl Template {
         Ok(Some(Template { folder: PathBuf::new(), parts, format }))
     }
 
+    /// Says why Windows can't have files of these names, whatever the placeholders stand for.
+    pub fn windows_problem(&self) -> Option<&'static str> {
+        let values =
+            self.parts.iter().map(|(literal, value)| format!("{literal}{}", value.unwrap_or_default()));
+        let path = without_devices(&values.collect::<String>());
+        let is_drive = |part: &str| part.len() == 2 && part.ends_with(':');
+        let names = path.split(['/', '\\']).enumerate().filter(|(i, part)| !(*i == 0 && is_drive(part)));
+        let mut names = names.map(|(_, part)| part).filter(|part| !matches!(*part, "" | "." | ".."));
+        // With this prefix, Windows takes every name as it is.
+        if path.starts_with(r"\\?\") { None } else { names.find_map(windows_name_problem) }
+    }
+
     /// Returns the part of the path that doesn't depend on the image: an existing folder, or one to create.
     pub fn fixed_folder(&self) -> PathBuf {
         let first = self.parts.first().map_or("", |(literal, _)| literal);
@@ -221,6 +233,24 @@ mod tests {
         assert_eq!(without_devices("COM1.7.png"), "COM1_.7.png");
         for same in ["a red fox.png", r"C:\out\fox.png", r"\\?\C:\fox.png", "../auxin/fox.png"] {
             assert_eq!(without_devices(same), same);
+        }
+    }
+
+    #[test]
+    fn a_template_without_a_name_on_windows_is_known_before_the_image_is() {
+        let problem = |text: &str| Template::parse(Path::new(text)).unwrap().unwrap().windows_problem();
+        for wrong in ["{prompt} 12:30.png", "out?/{seed}.png", r"C:\out.\{seed}", "{seed}|.png"] {
+            assert!(problem(wrong).is_some(), "{wrong}");
+        }
+        for good in [
+            "{prompt}-{seed}.png",
+            "aux/{n}.png",
+            r"C:\out\{seed}.png",
+            "../{n}",
+            r"\\server\share\{n}",
+            r"\\?\C:\a\{n}",
+        ] {
+            assert_eq!(problem(good), None, "{good}");
         }
     }
 

@@ -24,7 +24,7 @@ pub fn keys(args: &ServeArgs) -> Result<Vec<ApiKey>, CliError> {
 }
 
 fn read_keys(file: &Path) -> Result<Vec<ApiKey>, CliError> {
-    let text = std::fs::read_to_string(file).map_err(|error| {
+    let text = std::fs::read(file).and_then(kiln_base::decode_text).map_err(|error| {
         CliError::new(format!("can't read the file of API keys `{}`: {error}", file.display()))
             .hint("each of its lines holds a name and a key")
     })?;

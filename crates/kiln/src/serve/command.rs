@@ -2,21 +2,22 @@
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kiln_server::{Config, GalleryLimits, Limits, Server, WebhookConfig};
-use tokio::net::TcpListener;
+use kiln_server::{Config, GalleryLimits, Limits, Server, StoreError, WebhookConfig};
+use tokio::runtime::Runtime;
 
 use super::catalogue::ModelCatalogue;
 use super::generator::Worker;
 use super::trainer::ServerTrainer;
 use super::turn::DeviceLock;
-use super::{access, browser, downloads, engines, files, fleet, process, signals, start};
+use super::{access, browser, downloads, engines, files, fleet, listen, process, signals, start};
 use crate::args::{QueueArg, ServeArgs, ServerList};
 use crate::error::CliError;
-use crate::settings;
+use crate::{settings, terminal};
 
 /// Where jobs are generated: here, with these models, or by the workers of a fleet with this queue.
 enum Role<'a> {
@@ -28,6 +29,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     args.generator.machine.fill_missing(settings::get());
     process::init_logging(&args.generator);
     let config = config(&args)?;
+    let folder = config.folder.clone();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let role = match &args.queue {
         Some(QueueArg::Servers(servers)) => Role::Gateway(servers),
@@ -41,11 +43,11 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     };
     let runtime = process::runtime()?;
     // Before the data folder is touched: a server that can't listen leaves the queue alone.
-    let address = SocketAddr::new(args.host, args.port);
-    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
-        CliError::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
-    })?;
-    let address = listener.local_addr().unwrap_or(address);
+    let listener = match runtime.block_on(listen::listen(&args)) {
+        Err(_) if args.open && show_running(&runtime, &args) => return Ok(()),
+        listened => listened?,
+    };
+    let address = listener.local_addr().unwrap_or(SocketAddr::new(args.host, args.port));
     // A gateway's folder is deleted at the end, and by the next process if this one is killed.
     let (server, threads, _temporary) = match &role {
         Role::Gateway(servers) => {
@@ -53,7 +55,10 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
             (server, Vec::new(), temporary)
         }
         Role::Generates(models) => {
-            let server = open(config, models)?;
+            let server = match Server::open(config, Arc::clone(models) as _) {
+                Err(StoreError::InUse) if args.open && show_running(&runtime, &args) => return Ok(()),
+                opened => opened.map_err(|error| unusable(&folder, &error))?,
+            };
             let threads = generate(&args, models, &server)?;
             (server, threads, None)
         }
@@ -81,13 +86,17 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Opens the data folder.
-fn open(config: Config, models: &Arc<ModelCatalogue>) -> Result<Server, CliError> {
-    let data = config.folder.clone();
-    Server::open(config, Arc::clone(models) as _).map_err(|error| {
-        let message = format!("can't use the data folder `{}`: {error}", data.display());
-        CliError::new(message).hint("choose another with --data")
-    })
+fn unusable(folder: &Path, error: &StoreError) -> CliError {
+    CliError::new(format!("can't use the data folder `{}`: {error}", folder.display()))
+        .hint("choose another with --data")
+}
+
+/// Opens the page of a server that runs already; false if none is found.
+fn show_running(runtime: &Runtime, args: &ServeArgs) -> bool {
+    let Some(address) = runtime.block_on(listen::running(args)) else { return false };
+    terminal::tell(&format!("kiln runs already, at http://{address}: opening its page"));
+    browser::open("http", address);
+    true
 }
 
 /// Prints where the server listens: a line, or with --json an event.

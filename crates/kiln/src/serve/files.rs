@@ -102,9 +102,9 @@ pub fn lora_preview(folder: Option<&Path>, name: &str) -> Option<Vec<u8>> {
 /// The trigger words of a LoRA: from A1111's or Civitai's file next to it, else from its header.
 fn triggers(weights: &Path, a1111: &Path, civitai: &Path) -> Vec<String> {
     let json = |path: &Path| {
-        let mut text = String::new();
-        fs::File::open(path).ok()?.take(MAX_DESCRIPTION).read_to_string(&mut text).ok()?;
-        serde_json::from_str::<Value>(&text).ok()
+        let mut bytes = Vec::new();
+        fs::File::open(path).ok()?.take(MAX_DESCRIPTION).read_to_end(&mut bytes).ok()?;
+        serde_json::from_str::<Value>(&kiln_base::decode_text(bytes).ok()?).ok()
     };
     let from_a1111 = || Some(split(json(a1111)?.get("activation text")?.as_str()?));
     let from_civitai = || {

@@ -14,6 +14,7 @@ mod files;
 mod fleet;
 mod generator;
 mod inputs;
+mod listen;
 mod process;
 mod signals;
 mod start;

@@ -136,10 +136,7 @@ fn unknown_key(name: &str) -> CliError {
 }
 
 fn read_path(out: &mut Option<PathBuf>, text: &str, is_folder: bool) -> Result<(), String> {
-    let path = match text.strip_prefix("~/").zip(folders::home()) {
-        Some((rest, home)) => home.join(rest),
-        None => PathBuf::from(text),
-    };
+    let path = folders::expand(text, folders::home().as_deref());
     // The file means the same in every folder.
     if is_folder && !path.is_absolute() {
         return Err("expected an absolute path, or one that starts with ~/".into());
@@ -194,8 +191,11 @@ fn repair(name: &str) -> String {
 fn parse_table(text: &str, file: &Path) -> Result<Table, CliError> {
     // No command can change what is no TOML.
     text.parse().map_err(|error: toml::de::Error| {
-        invalid(file, error.to_string().trim_end())
-            .hint("correct the file with an editor, or delete it: then every setting has its default")
+        let path =
+            if text.contains('\\') { r" (a path with `\` stands in single quotes: 'C:\models')" } else { "" };
+        invalid(file, error.to_string().trim_end()).hint(format!(
+            "correct the file with an editor{path}, or delete it: then every setting has its default"
+        ))
     })
 }
 
@@ -273,6 +273,14 @@ pub fn get() -> &'static UserSettings {
     SETTINGS.get().unwrap_or(&EMPTY)
 }
 
+/// A folder of `kiln serve` that this variable or the file names.
+pub fn serve_folder(option: &str, variable: &str) -> Option<PathBuf> {
+    folders::from_env(variable).or_else(|| {
+        let option = get().serve.iter().find(|given| given.name == option)?;
+        option.values.first().map(PathBuf::from)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,10 +291,13 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = "model = \"klein-4b\"\nmodels_folder = \"/m\"\noutput_folder = \"/o\"\ndevice = \"cuda:1\"\n\
-                    dtype = \"int8\"\nthreads = 4\nvram_limit = \"6G\"\ncache = 0.1";
+        let [m, o] = if cfg!(windows) { [r"C:\m", r"C:\o"] } else { ["/m", "/o"] };
+        let text = format!(
+            "model = \"klein-4b\"\nmodels_folder = '{m}'\noutput_folder = '{o}'\ndevice = \"cuda:1\"\n\
+             dtype = \"int8\"\nthreads = 4\nvram_limit = \"6G\"\ncache = 0.1"
+        );
         let mut settings = UserSettings::default();
-        for (key, text) in parse(text, Path::new("config.toml")).unwrap() {
+        for (key, text) in parse(&text, Path::new("config.toml")).unwrap() {
             (key.read)(&mut settings, &text).unwrap();
         }
         let UserSettings {
@@ -301,9 +312,8 @@ mod tests {
             ..
         } = settings;
         assert_eq!(cache, Some(0.1));
-        let absolute = |path: &str| std::path::absolute(path).ok();
-        assert_eq!((model, models_folder), (Some("klein-4b".into()), absolute("/m")));
-        assert_eq!((output_folder, device), (absolute("/o"), Some(Device::Cuda(1))));
+        assert_eq!((model, models_folder), (Some("klein-4b".into()), Some(m.into())));
+        assert_eq!((output_folder, device), (Some(o.into()), Some(Device::Cuda(1))));
         assert_eq!((dtype, threads, vram_limit), (Some(Precision::Int8), Some(4), Some(6 << 30)));
     }
 
@@ -318,6 +328,7 @@ mod tests {
             ("models_folder = \"models\"", ["`models_folder` is `models`", "absolute"]),
             ("vram_limit = [1]", ["`vram_limit`", "array"]),
             ("model = ", ["line 1", "hint: "]),
+            (r#"model = "C:\Users\ann""#, ["line 1", r"single quotes: 'C:\models'"]),
         ] {
             let message = message(text);
             assert!(message.contains("`config.toml`"), "{message}");

@@ -73,7 +73,10 @@ fn update_without_an_answer_is_an_error() {
 fn uninstall_lists_what_is_there_and_deletes_nothing() {
     let sandbox = Sandbox::new();
     let models = sandbox.fill_models_folder();
-    sandbox.write("config.toml", b"threads = 1");
+    fs::create_dir(sandbox.path("images")).unwrap();
+    let images = sandbox.path("images");
+    let setting = format!("output_folder = '{}'", images.display());
+    sandbox.write("config.toml", setting.as_bytes());
     fs::write(sandbox.cache().join("text"), b"cached").unwrap();
     let foreign = sandbox.path("foreign");
     fs::create_dir(&foreign).unwrap();
@@ -84,11 +87,12 @@ fn uninstall_lists_what_is_there_and_deletes_nothing() {
     let items: Vec<Value> = serde_json::from_str(ran.text()).unwrap();
     let find = |path: &std::path::Path| items.iter().find(|item| item["path"] == path.to_str().unwrap());
     let settings = find(&sandbox.path("config.toml")).unwrap();
-    assert_eq!(settings["bytes"], 11);
+    assert_eq!(settings["bytes"], setting.len());
     assert!(settings["delete"].as_str().unwrap().contains("config.toml"));
     let cache = find(sandbox.cache()).unwrap();
     assert!(cache["holds"].as_str().unwrap().contains("cache") && cache["bytes"] == 6, "{cache}");
     assert_eq!(find(&foreign).unwrap().get("delete"), None);
+    assert_eq!(find(&images).unwrap().get("delete"), None);
     let program = items.last().unwrap();
     assert!(program["path"].as_str().unwrap().contains("kiln"), "{program}");
     if cfg!(target_os = "linux") {
@@ -98,7 +102,10 @@ fn uninstall_lists_what_is_there_and_deletes_nothing() {
         );
     }
     let text = sandbox.kiln(&["uninstall"]).ok().text().to_owned();
-    assert!(text.contains("deletes none") && text.contains("config.toml (11 B)"), "{text}");
+    assert!(
+        text.contains("deletes none") && text.contains(&format!("config.toml ({} B)", setting.len())),
+        "{text}"
+    );
     assert!(models.exists() && sandbox.path("config.toml").exists() && sandbox.cache().join("text").exists());
 }
 

@@ -268,9 +268,8 @@ fn probes_see_that_the_server_is_stopping_before_it_stops_listening() {
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
 }
 
-#[test]
-fn the_page_is_opened_in_the_browser() {
-    let sandbox = Sandbox::new();
+/// The program with a browser that writes down what it opens.
+fn with_browser(sandbox: &Sandbox, args: &[&str]) -> Command {
     let browser = if cfg!(windows) {
         sandbox.write("browser.bat", b"@echo %1 > opened.txt\r\n")
     } else {
@@ -278,19 +277,52 @@ fn the_page_is_opened_in_the_browser() {
     };
     #[cfg(unix)]
     fs::set_permissions(sandbox.path(&browser), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let mut command = sandbox.command(&["serve", "--port", "0", "--data", "served", "--open"]);
-    let mut child = command.env("BROWSER", sandbox.path(&browser)).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let url = lines.find_map(|line| Some(line.split_once(" at ")?.1.to_owned())).expect("the server ended");
-    let opened = || fs::read_to_string(sandbox.path("opened.txt")).unwrap_or_default();
+    let mut command = sandbox.command(&[&["serve", "--data", "served", "--open"], args].concat());
+    command.env("BROWSER", sandbox.path(&browser)).stderr(Stdio::piped());
+    command
+}
+
+/// What the browser was told to open.
+fn opened(sandbox: &Sandbox) -> String {
     let start = Instant::now();
-    while opened().trim().is_empty() {
+    loop {
+        let text = fs::read_to_string(sandbox.path("opened.txt")).unwrap_or_default();
+        if !text.trim().is_empty() {
+            return text.trim().to_owned();
+        }
         assert!(start.elapsed() < Duration::from_secs(60), "nothing was opened");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn the_page_is_opened_in_the_browser() {
+    let sandbox = Sandbox::new();
+    // Other programs have the default port, too: the next free one is taken.
+    let _taken = std::net::TcpListener::bind("127.0.0.1:7860");
+    let mut child = with_browser(&sandbox, &[]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let url = lines.find_map(|line| Some(line.split_once(" at ")?.1.to_owned())).expect("the server ended");
+    let shown = opened(&sandbox);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(opened().trim(), format!("{url}/"));
+    assert_eq!(shown, format!("{url}/"));
+    assert!(url.starts_with("http://127.0.0.1:786") && !url.ends_with(":7860"), "{url}");
+}
+
+#[test]
+fn a_second_start_opens_the_page_of_the_first() {
+    let sandbox = Sandbox::new();
+    let server = TestServer::start(&sandbox, &[]);
+    let port = server.address.rsplit_once(':').unwrap().1;
+    let ran = RunOutput::from(with_browser(&sandbox, &["--port", port]).output().unwrap()).ok();
+    assert!(ran.err.contains("kiln runs already"), "{}", ran.err);
+    assert_eq!(opened(&sandbox), format!("http://{}/", server.address));
+    // Another program has the port.
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port().to_string();
+    let ran = with_browser(&sandbox, &["--port", &port]).output().unwrap();
+    RunOutput::from(ran).fails(1, &["can't listen", "--port"]);
 }
 
 #[test]

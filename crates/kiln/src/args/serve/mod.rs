@@ -12,7 +12,7 @@ use clap::{Args, Command, Subcommand};
 
 pub use fleet::*;
 pub use generator::GeneratorArgs;
-pub use server::{QueueArg, ServeArgs};
+pub use server::{DEFAULT_PORT, QueueArg, ServeArgs};
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

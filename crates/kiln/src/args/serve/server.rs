@@ -8,6 +8,9 @@ use super::fleet::{FleetArgs, ServerList, parse_servers};
 use super::generator::{GeneratorArgs, MAX_SECONDS};
 use crate::args::upsample::UpsampleSource;
 
+/// The port of A1111's server, which its clients know.
+pub const DEFAULT_PORT: u16 = 7860;
+
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -33,10 +36,11 @@ pub struct ServeArgs {
     pub host: std::net::IpAddr,
 
     /// Port to listen on; 0 picks a free one
-    #[arg(short, long, value_name = "N", default_value_t = 7860, help_heading = "Network")]
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_PORT, help_heading = "Network")]
     pub port: u16,
 
-    /// Open the page in the browser
+    /// Open the page in the browser: that of a server that runs already, or of this one, which takes the next free port if
+    /// another program has the default one
     #[arg(long, help_heading = "Network")]
     pub open: bool,
 
