@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_base::TemporaryFolder;
 use kiln_family::Companion;
 
 use crate::error::io;
@@ -232,7 +233,14 @@ impl Cache {
     pub fn remove(&self, repo: &str) -> Result<u64> {
         let folder = self.repo(repo);
         let bytes = size_on_disk(&folder);
-        fs::remove_dir_all(&folder).map_err(io("remove", folder))?;
+        kiln_base::remove_stale(&self.folder);
+        // All or nothing: Windows removes no file that is in use, and renames no folder that has one.
+        let away = TemporaryFolder::create(&self.folder).and_then(|away| {
+            kiln_base::rename(&folder, &away.path().join("removed"))?;
+            Ok(away)
+        });
+        let away = away.map_err(io("remove", folder))?;
+        fs::remove_dir_all(away.path().join("removed")).map_err(io("remove", away.path()))?;
         Ok(bytes)
     }
 
