@@ -245,6 +245,10 @@ pub(crate) fn candidates(library: CudaLibrary, paths: &SearchPaths) -> Vec<PathB
         let paths = folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file)));
         paths.filter(|path| path.is_file()).collect()
     };
+    if cfg!(windows) && library == CudaLibrary::Driver {
+        // Part of the system there, and of nothing else.
+        return by_loader(library, &in_folders);
+    }
     [in_folders(&paths.user), by_loader(library, &in_folders), in_folders(&folders)].concat()
 }
 
