@@ -52,30 +52,41 @@ pub fn main() -> ExitCode {
         terminal::ignore_clicks();
         terminal::tell("this window is Kiln's server; closing it ends Kiln");
     }
-    let code = main_with(args);
-    if is_double_click && code != 0 {
+    if !is_double_click {
+        return ExitCode::from(main_with(args));
+    }
+    // The window, and what it says, vanish with the process.
+    let code = std::panic::catch_unwind(|| main_with(args)).unwrap_or(101);
+    if code != 0 {
         terminal::wait_for_enter();
     }
     ExitCode::from(code)
 }
 
-/// Runs the program with these arguments, the first of which is its name, and returns its exit code. A wrong command line
-/// and `--help` end the process.
+/// Runs the program with these arguments, the first of which is its name, and returns its exit code.
 pub fn main_with(args: Vec<OsString>) -> u8 {
     // Before anything is printed.
     terminal::has_escapes();
-    let given = Cli::parser().get_matches_from(&args);
-    let command = parse(&given).command;
-    let loaded = report(load_settings(command.as_ref()));
-    let result = loaded.and_then(|()| match command {
-        Some(command) => run(with_settings(command, &given, &args)),
-        None => report(welcome::run()),
-    });
-    result.map_or_else(|error| error.exit_code(), |()| 0)
+    understand(&args).unwrap_or_else(|error| {
+        let _ = error.print();
+        error.exit_code() as u8
+    })
 }
 
-fn parse(given: &ArgMatches) -> Cli {
-    Cli::from_arg_matches(given).unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
+/// Runs the program as [`main_with`] does. The error is that of a wrong command line, or the help that was asked for.
+fn understand(args: &[OsString]) -> Result<u8, clap::Error> {
+    let given = Cli::parser().try_get_matches_from(args)?;
+    let command = parse(&given)?.command;
+    let result = match (report(load_settings(command.as_ref())), command) {
+        (Err(error), _) => Err(error),
+        (Ok(()), Some(command)) => run(with_settings(command, &given, args)?),
+        (Ok(()), None) => report(welcome::run()),
+    };
+    Ok(result.map_or_else(|error| error.exit_code(), |()| 0))
+}
+
+fn parse(given: &ArgMatches) -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(given).map_err(|error| error.format(&mut Cli::command()))
 }
 
 /// Reads the settings file. The commands that repair it, and those that use no settings, work without.
@@ -88,13 +99,13 @@ fn load_settings(command: Option<&Command>) -> Result<(), CliError> {
 }
 
 /// The command, with the options of the settings file's table `[serve]` if it is `serve`.
-fn with_settings(command: Command, given: &ArgMatches, args: &[OsString]) -> Command {
-    let Some(("serve", of_serve)) = given.subcommand() else { return command };
+fn with_settings(command: Command, given: &ArgMatches, args: &[OsString]) -> Result<Command, clap::Error> {
+    let Some(("serve", of_serve)) = given.subcommand() else { return Ok(command) };
     let more = settings::missing_arguments(&settings::get().serve, of_serve);
     // Before those of the command line, which replace them.
     let given = args.iter().skip(2).cloned();
     let all = ["kiln".into(), "serve".into()].into_iter().chain(more).chain(given);
-    parse(&Cli::parser().get_matches_from(all)).command.unwrap_or(command)
+    Ok(parse(&Cli::parser().try_get_matches_from(all)?)?.command.unwrap_or(command))
 }
 
 /// Runs a command. A returned error is already reported.
