@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from datetime import datetime, timezone
 
-from project import OUT, TEMPLATES, download_url, epoch, fill, repository, version
+from project import OUT, TEMPLATES, Missing, NotBuilt, download_url, epoch, fill, repository, version
 
 # What is filled in, and which archives it needs; other tools read these names, so they stay as they are.
 MANIFESTS = {
@@ -35,10 +35,10 @@ def run(report):
     sums.write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files))
     stale = [path.name for path in files if path.name.startswith("kiln") and version() not in path.name and path.name not in MANIFESTS]
     if stale:
-        report.append(f"of another version, and among the checksums: {', '.join(stale)}")
-    report.append(sign(sums))
+        report.note(f"of another version, and among the checksums: {', '.join(stale)}")
+    sign(sums, report)
     if repository().split("/")[2].endswith(".example"):
-        report.append(f"installers and manifests point to {repository()}, where nobody is: `repository` in Cargo.toml")
+        report.note(f"installers and manifests point to {repository()}, where nobody is: `repository` in Cargo.toml")
 
 
 def write_manifests(report):
@@ -55,7 +55,7 @@ def write_manifests(report):
         missing = [archive for archive in archives if archive not in values]
         if missing:
             (OUT / name).unlink(missing_ok=True)
-            report.append(f"{name}: not written: {', '.join(missing)} is not here")
+            report.not_built(f"{name}: not written", Missing(f"{', '.join(missing)} is not here"))
         else:
             (OUT / name).write_text(fill(name, values))
 
@@ -68,21 +68,34 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def sign(sums):
-    """Signs the checksums with minisign's key, and says so or why not."""
+def sign(sums, report):
+    """Signs the checksums with minisign's key, and says so or why not. Who has installers with a public key expects it."""
     signature = OUT / f"{sums.name}.minisig"
     signature.unlink(missing_ok=True)
     key = os.environ.get("KILN_SIGN_KEY")
     if not key:
-        return "not signed: KILN_SIGN_KEY names no secret key (minisign -G makes one)"
+        reason = "KILN_SIGN_KEY names no secret key (minisign -G makes one)"
+        if PUBLIC_KEY.is_file():
+            report.not_built("not signed", Missing(f"{reason}, and the installers expect a signature"))
+        else:
+            report.note(f"not signed: {reason}")
+        return
     program = shutil.which("minisign") or shutil.which("rsign")
     if not program:
-        return "not signed: neither minisign nor rsign is installed"
+        report.not_built("not signed", Missing("neither minisign nor rsign is installed"))
+        return
+    name = os.path.basename(program).removesuffix(".exe")
     comment = f"kiln {version()}"
     command = {
         "minisign": [program, "-S", "-s", key, "-m", str(sums), "-x", str(signature), "-t", comment],
         "rsign": [program, "sign", "-s", key, "-x", str(signature), "-t", comment, str(sums)],
-    }[os.path.basename(program).removesuffix(".exe")]
+    }[name]
     password = os.environ.get("KILN_SIGN_PASSWORD", "")
-    subprocess.run(command, input=password + "\n", text=True, check=True, stdout=subprocess.DEVNULL)
-    return f"signed: {signature.name}"
+    done = subprocess.run(command, input=password + "\n", text=True, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode != 0 or not signature.is_file():
+        signature.unlink(missing_ok=True)
+        # The question for the password comes first.
+        said = done.stderr.strip().splitlines() or ["no output"]
+        report.not_built("not signed", NotBuilt(f"{name}: {said[-1]}"))
+    else:
+        report.note(f"signed: {signature.name}")

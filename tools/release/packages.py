@@ -8,7 +8,7 @@ from email.utils import formatdate
 from urllib.parse import urlparse
 
 from archive import sorted_files
-from project import OUT, ROOT, WORK, NotBuilt, epoch, fill, last_error, repository, version
+from project import OUT, ROOT, WORK, Missing, NotBuilt, epoch, fill, last_error, repository, version
 
 SUMMARY = "Text to image with FLUX.2, on a CPU or an NVIDIA GPU"
 # The release of the package, not of the program.
@@ -105,8 +105,8 @@ def indented(path):
 
 def tool(name, *arguments):
     if not shutil.which(name):
-        raise NotBuilt(f"{name} is not installed")
+        raise Missing(f"{name} is not installed")
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
     done = subprocess.run([name, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
-        raise NotBuilt(last_error(done.stdout))
+        raise NotBuilt(f"{name}: {last_error(done.stdout)}")
