@@ -2,11 +2,14 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from datetime import datetime, timezone
 
+from packages import RELEASE
 from project import OUT, TEMPLATES, Missing, NotBuilt, download_url, epoch, fill, repository, version
+from targets import TARGETS
 
 # What is filled in, and which archives it needs; other tools read these names, so they stay as they are.
 MANIFESTS = {
@@ -33,7 +36,7 @@ def run(report):
     sums = OUT / "SHA256SUMS"
     files = sorted(path for path in OUT.iterdir() if not path.name.startswith("SHA256SUMS"))
     sums.write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files))
-    stale = [path.name for path in files if path.name.startswith("kiln") and version() not in path.name and path.name not in MANIFESTS]
+    stale = [path.name for path in files if path.name.startswith(("kiln-", "kiln_")) and not path.name.startswith(names())]
     if stale:
         report.note(f"of another version, and among the checksums: {', '.join(stale)}")
     sign(sums, report)
@@ -41,10 +44,19 @@ def run(report):
         report.note(f"installers and manifests point to {repository()}, where nobody is: `repository` in Cargo.toml")
 
 
+def names():
+    """How the names of this version's programs, packages and wheels begin. Python has no hyphen in a version: 1.0.0rc1."""
+    wheel = re.sub(r"-(a|b|rc)(?:lpha|eta)?\.?(\d+)$", r"\1\2", version())
+    programs = [f"kiln-{version()}-{target.triple}." for target in TARGETS]
+    return (*programs, f"kiln_{version()}-{RELEASE}_", f"kiln-{version()}-{RELEASE}.", f"kiln-{wheel}-cp")
+
+
 def write_manifests(report):
     """Fills in the manifests whose archives are here; one with a missing checksum would install nothing."""
     values = {
         "VERSION": version(),
+        # Without a hyphen; pacman sorts 1.0.0rc.1 before 1.0.0.
+        "PKGVER": version().replace("-", "", 1).replace("-", "."),
         "REPOSITORY": repository(),
         "DOWNLOAD": download_url(),
         "DATE": datetime.fromtimestamp(epoch(), timezone.utc).strftime("%Y-%m-%d"),

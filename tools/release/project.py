@@ -60,6 +60,12 @@ def version():
     return program_package()["version"]
 
 
+def package_version():
+    """The version as Debian's and Red Hat's packages have it: `~` sorts a pre-release before its release."""
+    release, hyphen, pre_release = version().partition("-")
+    return release + "~" * len(hyphen) + pre_release.replace("-", ".")
+
+
 def repository():
     return program_package()["repository"]
 
