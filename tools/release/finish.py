@@ -15,6 +15,8 @@ from targets import TARGETS
 MANIFESTS = {
     "kiln.rb": ["x86_64-unknown-linux-gnu.tar.gz", "aarch64-unknown-linux-gnu.tar.gz", "aarch64-apple-darwin.tar.gz"],
     "PKGBUILD": ["x86_64-unknown-linux-gnu.tar.gz", "aarch64-unknown-linux-gnu.tar.gz"],
+    # The AUR's .SRCINFO: GitHub renames files that begin with a dot.
+    "SRCINFO": ["x86_64-unknown-linux-gnu.tar.gz", "aarch64-unknown-linux-gnu.tar.gz"],
     "kiln.json": ["x86_64-pc-windows-gnu.zip"],
     "Kiln.Kiln.yaml": ["x86_64-pc-windows-gnu.zip"],
     "Kiln.Kiln.installer.yaml": ["x86_64-pc-windows-gnu.zip"],
