@@ -21,8 +21,10 @@ buildah inspect --type image --format 'user {{.Docker.Config.User}}, healthcheck
 
 container=$(buildah from --pull-never kiln)
 trap 'buildah rm "$container" >/dev/null' EXIT
+# shellcheck disable=SC2016
 buildah run "$container" -- sh -euc '
     test "$(id -u)" = 10001
+    for file in LICENSE-MIT LICENSE-APACHE NOTICE THIRD-PARTY.txt kiln.cdx.json; do test -s "/usr/share/doc/kiln/$file"; done
     if healthcheck; then exit 1; fi
     KILN_DATA=$(mktemp -d) kiln serve & server=$!
     for second in 1 2 3 4 5 6 7 8 9 10; do sleep 1; if healthcheck; then break; fi; done

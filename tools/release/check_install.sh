@@ -12,9 +12,9 @@ artefacts=${KILN_RELEASE_OUT:-$PWD/target/release-artefacts}
 systems=$PWD/target/systems
 version=$(cat "$artefacts/VERSION")
 
-# The server has the layout of a release's address, and copies whose archives are damaged and cut off.
+# The server has the layout of a release's address, and copies whose archives are damaged and cut off, or listed twice.
 served=$(mktemp -d)
-mkdir -p "$served"/{releases/latest,releases/download,damaged/download/"v$version",short/download/"v$version"}
+mkdir -p "$served"/{releases/latest,releases/download,{damaged,short,twice}/download/"v$version"}
 ln -s "$artefacts" "$served/releases/download/v$version"
 ln -s "$artefacts" "$served/releases/latest/download"
 for copy in damaged short; do cp "$artefacts/SHA256SUMS" "$served/$copy/download/v$version/"; done
@@ -22,6 +22,8 @@ for file in "$artefacts"/*.tar.gz; do
     echo damaged >"$served/damaged/download/v$version/$(basename "$file")"
     head -c 100000 "$file" >"$served/short/download/v$version/$(basename "$file")"
 done
+cat "$artefacts"/SHA256SUMS "$artefacts"/SHA256SUMS >"$served/twice/download/v$version/SHA256SUMS"
+cp "$artefacts"/*.tar.gz "$served/twice/download/v$version/"
 chmod -R a+rX "$served"
 python3 -u -m http.server --bind 127.0.0.1 --directory "$served" 0 >"$served/log" 2>&1 &
 server=$!
@@ -56,6 +58,9 @@ echo "-- once more, over the one that is there, which runs"
 XDG_DATA_HOME=$HOME/data kiln serve --port 0 >serve.log 2>&1 & running=$!
 sh install.sh --version $VERSION
 kill $running; wait $running || true
+echo "-- behind another program of its name"
+mkdir other && ln -s /bin/true other/kiln
+PATH=$HOME/other:$PATH sh install.sh 2>&1 | grep "^warning: .kiln. starts $HOME/other/kiln"
 echo "-- uninstalled"
 sh install.sh --uninstall
 test -z "$(find .local -type f)"
@@ -70,6 +75,7 @@ refuse sh install.sh --uninstall
 refuse sh install.sh --version 9.9.9
 refuse env KILN_RELEASES=$ADDRESS/damaged sh install.sh
 refuse env KILN_RELEASES=$ADDRESS/short sh install.sh
+refuse env KILN_RELEASES=$ADDRESS/twice sh install.sh
 mkdir locked && chmod 555 locked
 refuse sh install.sh --prefix "$HOME/locked"
 refuse sh install.sh --prefix "$HOME/locked/deeper"

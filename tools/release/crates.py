@@ -1,6 +1,6 @@
 """The crates inside a program: their licences as one text, and the bill of materials (CycloneDX).
 
-    crates.py TRIPLE FOLDER [ARGUMENT OF CARGO…]    # writes both for the Python package; the arguments choose features
+    crates.py PACKAGE TRIPLE FOLDER [ARGUMENT OF CARGO…]    # writes both; the arguments choose features
 """
 
 import json
@@ -117,8 +117,8 @@ def bill_of_materials(target, root="kiln"):
 
 
 if __name__ == "__main__":
-    triple, folder, *features = sys.argv[1:]
+    root, triple, folder, *features = sys.argv[1:]
     target = SimpleNamespace(triple=triple, features=features)
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, text in [("THIRD-PARTY.txt", third_party), ("kiln.cdx.json", bill_of_materials)]:
-        (Path(folder) / name).write_bytes(text(target, "kiln-python").encode())
+        (Path(folder) / name).write_bytes(text(target, root).encode())

@@ -2,16 +2,21 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from datetime import datetime, timezone
 
-from project import OUT, TEMPLATES, download_url, epoch, fill, repository, version
+from packages import RELEASE
+from project import OUT, TEMPLATES, Missing, NotBuilt, download_url, epoch, fill, repository, version
+from targets import TARGETS
 
 # What is filled in, and which archives it needs; other tools read these names, so they stay as they are.
 MANIFESTS = {
     "kiln.rb": ["x86_64-unknown-linux-gnu.tar.gz", "aarch64-unknown-linux-gnu.tar.gz", "aarch64-apple-darwin.tar.gz"],
     "PKGBUILD": ["x86_64-unknown-linux-gnu.tar.gz", "aarch64-unknown-linux-gnu.tar.gz"],
+    # The AUR's .SRCINFO: GitHub renames files that begin with a dot.
+    "SRCINFO": ["x86_64-unknown-linux-gnu.tar.gz", "aarch64-unknown-linux-gnu.tar.gz"],
     "kiln.json": ["x86_64-pc-windows-gnu.zip"],
     "Kiln.Kiln.yaml": ["x86_64-pc-windows-gnu.zip"],
     "Kiln.Kiln.installer.yaml": ["x86_64-pc-windows-gnu.zip"],
@@ -33,18 +38,27 @@ def run(report):
     sums = OUT / "SHA256SUMS"
     files = sorted(path for path in OUT.iterdir() if not path.name.startswith("SHA256SUMS"))
     sums.write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files))
-    stale = [path.name for path in files if path.name.startswith("kiln") and version() not in path.name and path.name not in MANIFESTS]
+    stale = [path.name for path in files if path.name.startswith(("kiln-", "kiln_")) and not path.name.startswith(names())]
     if stale:
-        report.append(f"of another version, and among the checksums: {', '.join(stale)}")
-    report.append(sign(sums))
+        report.note(f"of another version, and among the checksums: {', '.join(stale)}")
+    sign(sums, report)
     if repository().split("/")[2].endswith(".example"):
-        report.append(f"installers and manifests point to {repository()}, where nobody is: `repository` in Cargo.toml")
+        report.note(f"installers and manifests point to {repository()}, where nobody is: `repository` in Cargo.toml")
+
+
+def names():
+    """How the names of this version's programs, packages and wheels begin. Python has no hyphen in a version: 1.0.0rc1."""
+    wheel = re.sub(r"-(a|b|rc)(?:lpha|eta)?\.?(\d+)$", r"\1\2", version())
+    programs = [f"kiln-{version()}-{target.triple}." for target in TARGETS]
+    return (*programs, f"kiln_{version()}-{RELEASE}_", f"kiln-{version()}-{RELEASE}.", f"kiln-{wheel}-cp")
 
 
 def write_manifests(report):
     """Fills in the manifests whose archives are here; one with a missing checksum would install nothing."""
     values = {
         "VERSION": version(),
+        # Without a hyphen; pacman sorts 1.0.0rc.1 before 1.0.0.
+        "PKGVER": version().replace("-", "", 1).replace("-", "."),
         "REPOSITORY": repository(),
         "DOWNLOAD": download_url(),
         "DATE": datetime.fromtimestamp(epoch(), timezone.utc).strftime("%Y-%m-%d"),
@@ -55,7 +69,7 @@ def write_manifests(report):
         missing = [archive for archive in archives if archive not in values]
         if missing:
             (OUT / name).unlink(missing_ok=True)
-            report.append(f"{name}: not written: {', '.join(missing)} is not here")
+            report.not_built(f"{name}: not written", Missing(f"{', '.join(missing)} is not here"))
         else:
             (OUT / name).write_text(fill(name, values))
 
@@ -68,21 +82,34 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def sign(sums):
-    """Signs the checksums with minisign's key, and says so or why not."""
+def sign(sums, report):
+    """Signs the checksums with minisign's key, and says so or why not. Who has installers with a public key expects it."""
     signature = OUT / f"{sums.name}.minisig"
     signature.unlink(missing_ok=True)
     key = os.environ.get("KILN_SIGN_KEY")
     if not key:
-        return "not signed: KILN_SIGN_KEY names no secret key (minisign -G makes one)"
+        reason = "KILN_SIGN_KEY names no secret key (minisign -G makes one)"
+        if PUBLIC_KEY.is_file():
+            report.not_built("not signed", Missing(f"{reason}, and the installers expect a signature"))
+        else:
+            report.note(f"not signed: {reason}")
+        return
     program = shutil.which("minisign") or shutil.which("rsign")
     if not program:
-        return "not signed: neither minisign nor rsign is installed"
+        report.not_built("not signed", Missing("neither minisign nor rsign is installed"))
+        return
+    name = os.path.basename(program).removesuffix(".exe")
     comment = f"kiln {version()}"
     command = {
         "minisign": [program, "-S", "-s", key, "-m", str(sums), "-x", str(signature), "-t", comment],
         "rsign": [program, "sign", "-s", key, "-x", str(signature), "-t", comment, str(sums)],
-    }[os.path.basename(program).removesuffix(".exe")]
+    }[name]
     password = os.environ.get("KILN_SIGN_PASSWORD", "")
-    subprocess.run(command, input=password + "\n", text=True, check=True, stdout=subprocess.DEVNULL)
-    return f"signed: {signature.name}"
+    done = subprocess.run(command, input=password + "\n", text=True, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode != 0 or not signature.is_file():
+        signature.unlink(missing_ok=True)
+        # The question for the password comes first.
+        said = done.stderr.strip().splitlines() or ["no output"]
+        report.not_built("not signed", NotBuilt(f"{name}: {said[-1]}"))
+    else:
+        report.note(f"signed: {signature.name}")

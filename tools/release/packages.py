@@ -8,7 +8,7 @@ from email.utils import formatdate
 from urllib.parse import urlparse
 
 from archive import sorted_files
-from project import OUT, ROOT, WORK, NotBuilt, epoch, fill, last_error, repository, version
+from project import OUT, ROOT, WORK, Missing, NotBuilt, epoch, fill, last_error, package_version, repository, version
 
 SUMMARY = "Text to image with FLUX.2, on a CPU or an NVIDIA GPU"
 # The release of the package, not of the program.
@@ -27,6 +27,7 @@ def deb(target, folder, glibc):
     (root / "DEBIAN").mkdir()
     (root / "DEBIAN/control").write_text(fill("control", values))
     set_modes(root)
+    # Not the package's version: GitHub renames files with a `~`, which would no longer be those of SHA256SUMS.
     to = OUT / f"kiln_{version()}-{RELEASE}_{target.deb}.deb"
     tool("dpkg-deb", "--root-owner-group", "-Zxz", "-z2", "--build", root, to)
 
@@ -44,13 +45,14 @@ def rpm(target, folder, glibc):
     spec = top / "kiln.spec"
     spec.write_text(fill("kiln.spec", {**values_for(target, glibc), "ROOT": root}))
     tool("rpmbuild", "-bb", "--target", f"{target.rpm}-linux", "--define", f"_topdir {top}", spec)
-    built = top / f"RPMS/{target.rpm}/kiln-{version()}-{RELEASE}.{target.rpm}.rpm"
-    shutil.copyfile(built, OUT / built.name)
+    name = f"{RELEASE}.{target.rpm}.rpm"
+    shutil.copyfile(top / f"RPMS/{target.rpm}/kiln-{package_version()}-{name}", OUT / f"kiln-{version()}-{name}")
 
 
 def values_for(target, glibc, size=0):
     return {
         "VERSION": version(),
+        "PACKAGE_VERSION": package_version(),
         "RELEASE": RELEASE,
         "SUMMARY": SUMMARY,
         "REPOSITORY": repository(),
@@ -105,8 +107,8 @@ def indented(path):
 
 def tool(name, *arguments):
     if not shutil.which(name):
-        raise NotBuilt(f"{name} is not installed")
+        raise Missing(f"{name} is not installed")
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
     done = subprocess.run([name, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
-        raise NotBuilt(last_error(done.stdout))
+        raise NotBuilt(f"{name}: {last_error(done.stdout)}")

@@ -14,7 +14,28 @@ WORK = ROOT / "target/release-work"
 
 
 class NotBuilt(Exception):
-    """An artefact that can't be made on this machine; the text says why."""
+    """An artefact that was not made; the text says why."""
+
+
+class Missing(NotBuilt):
+    """An artefact that can't be made on this machine, for lack of a tool or a file."""
+
+
+class Report:
+    """What a run says at its end. A failure is an error; what is missing is one if everything has to be there."""
+
+    def __init__(self):
+        self.lines, self.missing, self.failed = [], False, False
+
+    def note(self, line):
+        self.lines.append(line)
+
+    def not_built(self, what, reason):
+        self.lines.append(f"{what}: {reason}")
+        if isinstance(reason, Missing):
+            self.missing = True
+        else:
+            self.failed = True
 
 
 def output(*command, **options):
@@ -37,6 +58,12 @@ def program_package():
 
 def version():
     return program_package()["version"]
+
+
+def package_version():
+    """The version as Debian's and Red Hat's packages have it: `~` sorts a pre-release before its release."""
+    release, hyphen, pre_release = version().partition("-")
+    return release + "~" * len(hyphen) + pre_release.replace("-", ".")
 
 
 def repository():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import frameworks
-from project import ROOT, NotBuilt, commit, epoch, last_error, output
+from project import ROOT, Missing, NotBuilt, commit, epoch, last_error, output
 
 # Enterprise Linux 8, Debian 10 and Ubuntu 18.10 have this one or a newer one.
 OLDEST_GLIBC = "2.28"
@@ -55,12 +55,12 @@ def host():
 
 
 def build(target):
-    """Builds the program and returns its path. Raises `NotBuilt` where a tool is missing or the build fails."""
+    """Builds the program and returns its path. Raises `Missing` where a tool is, and `NotBuilt` where the build fails."""
     extra = []
     if not Path(output("rustc", "--print", "target-libdir", "--target", target.triple)).is_dir():
         extra = os.environ.get("KILN_CARGO_ARGS", "").split()
         if not extra:
-            raise NotBuilt(f"its standard library is not installed (rustup target add {target.triple})")
+            raise Missing(f"its standard library is not installed (rustup target add {target.triple})")
     command = ["cargo", *cargo_command(target), "--locked", "--profile", "dist", "-p", "kiln", "--bin", "kiln"]
     command += [*target.features, *extra]
     print("+", " ".join(command), flush=True)
@@ -77,7 +77,7 @@ def cargo_command(target):
     """`cargo zigbuild` links against an old glibc, and for other systems. Without it, what this machine's linkers can do."""
     if "windows" in target.triple:
         if "windows" not in host() and not shutil.which("x86_64-w64-mingw32-gcc"):
-            raise NotBuilt("x86_64-w64-mingw32-gcc is not installed (mingw-w64)")
+            raise Missing("x86_64-w64-mingw32-gcc is not installed (mingw-w64)")
         return "build", "--target", target.triple
     if "apple" in target.triple and "apple" in host():
         return "build", "--target", target.triple
@@ -86,7 +86,7 @@ def cargo_command(target):
         return "zigbuild", "--target", target.triple + glibc
     if target.triple == host():
         return "build", "--target", target.triple
-    raise NotBuilt("cargo-zigbuild is not installed (pip install cargo-zigbuild ziglang)")
+    raise Missing("cargo-zigbuild is not installed (pip install cargo-zigbuild ziglang)")
 
 
 def environment(triple, arguments):

@@ -61,7 +61,7 @@ build() {
     variables=$(python tools/release/targets.py "$target" ${extra[@]+"${extra[@]}"}) || return 1
     eval "$variables"
     # pyproject.toml names the licences. maturin's own bill of materials has the paths of this machine.
-    PYTHONUTF8=1 python tools/release/crates.py "$target" target/wheel-licences ${features[@]+"${features[@]}"} || return 1
+    PYTHONUTF8=1 python tools/release/crates.py kiln-python "$target" target/wheel-licences ${features[@]+"${features[@]}"} || return 1
     mv target/wheel-licences/kiln.cdx.json target/ || return 1
     if [[ $target == *-linux-musl ]]; then
         # A library that Python loads uses Python's libc.

@@ -25,22 +25,27 @@ $List = Join-Path $Folder 'installed.txt'
 
 function Get-ReleaseFile([string]$Name, [string]$To) {
     $file = Join-Path $To $Name
-    Invoke-WebRequest -UseBasicParsing -Uri "$Releases/download/v$Version/$Name" -OutFile $file
+    $url = "$Releases/download/v$Version/$Name"
+    # The file of Invoke-WebRequest is a pattern: it can't be in a folder whose name has brackets.
+    try { (New-Object Net.WebClient).DownloadFile($url, $file) } catch { throw "can't download ${url}: $($_.Exception.GetBaseException().Message)" }
     return $file
 }
 
 # Checks the list of checksums with its signature, and the file with the list.
 function Test-Download([string]$File, [string]$Sums) {
-    if ($PublicKey -and (Get-Command minisign -ErrorAction SilentlyContinue)) {
+    if ($PublicKey -and -not (Get-Command minisign -ErrorAction SilentlyContinue)) {
+        Write-Host 'minisign is not installed: the checksum is checked, the signature is not'
+    } elseif ($PublicKey) {
         Get-ReleaseFile 'SHA256SUMS.minisig' (Split-Path $Sums) | Out-Null
         & minisign -Vqm $Sums -P $PublicKey
         if ($LASTEXITCODE -ne 0) { throw 'the signature of SHA256SUMS is wrong' }
     }
     $name = Split-Path -Leaf $File
-    $line = Get-Content $Sums | Where-Object { ($_ -split '\s+\*?', 2)[1] -eq $name }
-    if (-not $line) { throw "SHA256SUMS does not list $name" }
-    $expected = ($line -split '\s+')[0]
-    $found = (Get-FileHash -Algorithm SHA256 $File).Hash.ToLowerInvariant()
+    $lines = @(Get-Content -LiteralPath $Sums | Where-Object { ($_ -split '\s+\*?', 2)[1] -eq $name })
+    if ($lines.Count -eq 0) { throw "SHA256SUMS does not list $name" }
+    if ($lines.Count -gt 1) { throw "SHA256SUMS lists $name more than once" }
+    $expected = ($lines[0] -split '\s+')[0]
+    $found = (Get-FileHash -Algorithm SHA256 -LiteralPath $File).Hash.ToLowerInvariant()
     if ($found -ne $expected) { throw "$name is damaged: its sha256 is $found, expected $expected" }
 }
 
@@ -60,13 +65,13 @@ function Set-UserPath([string[]]$Entries) {
 
 # A program that runs can be renamed, and not deleted: the old file goes away at the next installation.
 function Remove-Installed {
-    Remove-Item (Join-Path $Folder 'kiln.exe.old*') -Force -ErrorAction SilentlyContinue
-    foreach ($name in Get-Content $List) {
+    Get-ChildItem -LiteralPath $Folder -Filter 'kiln.exe.old*' | Remove-Item -Force -ErrorAction SilentlyContinue
+    foreach ($name in Get-Content -LiteralPath $List) {
         $file = Join-Path $Folder $name
-        if (-not (Test-Path $file)) { continue }
-        try { Remove-Item $file -Force } catch { Move-Item $file "$file.old$PID" -Force }
+        if (-not (Test-Path -LiteralPath $file)) { continue }
+        try { Remove-Item -LiteralPath $file -Force } catch { Move-Item -LiteralPath $file "$file.old$PID" -Force }
     }
-    Remove-Item $List -Force
+    Remove-Item -LiteralPath $List -Force
 }
 
 function Install-Kiln {
@@ -75,26 +80,28 @@ function Install-Kiln {
     $name = "kiln-$Version-x86_64-pc-windows-gnu"
     # On the drive of the folder: a full one is seen before the old version goes.
     $temporary = Join-Path $Folder ".kiln-$([Guid]::NewGuid())"
-    New-Item -ItemType Directory -Force $temporary | Out-Null
+    [IO.Directory]::CreateDirectory($temporary) | Out-Null
     try {
         Write-Host "downloading $name.zip"
         $sums = Get-ReleaseFile 'SHA256SUMS' $temporary
         $archive = Get-ReleaseFile "$name.zip" $temporary
         Test-Download $archive $sums
-        Expand-Archive $archive $temporary
+        Add-Type -AssemblyName System.IO.Compression.FileSystem
+        [IO.Compression.ZipFile]::ExtractToDirectory($archive, $temporary)
         # `Get-Item` spells a short path (LONGUS~1) out, as `Get-ChildItem` does.
-        $unpacked = (Get-Item (Join-Path $temporary $name)).FullName
+        $unpacked = (Get-Item -LiteralPath (Join-Path $temporary $name)).FullName
         & (Join-Path $unpacked 'kiln.exe') --version | Out-Null
         if ($LASTEXITCODE -ne 0) { throw 'the program does not run on this machine' }
-        $files = @(Get-ChildItem $unpacked -Recurse -File | ForEach-Object { $_.FullName.Substring($unpacked.Length + 1) })
-        if (Test-Path $List) { Remove-Installed }
-        $files | Set-Content $List
+        $files = @(Get-ChildItem -LiteralPath $unpacked -Recurse -File | ForEach-Object { $_.FullName.Substring($unpacked.Length + 1) })
+        if (Test-Path -LiteralPath $List) { Remove-Installed }
+        $files | Set-Content -LiteralPath $List
         foreach ($file in $files) {
-            New-Item -ItemType Directory -Force (Split-Path (Join-Path $Folder $file)) | Out-Null
-            Move-Item (Join-Path $unpacked $file) (Join-Path $Folder $file) -Force
+            $to = Join-Path $Folder $file
+            [IO.Directory]::CreateDirectory([IO.Path]::GetDirectoryName($to)) | Out-Null
+            Move-Item -LiteralPath (Join-Path $unpacked $file) $to -Force
         }
     } finally {
-        Remove-Item $temporary -Recurse -Force -ErrorAction SilentlyContinue
+        Remove-Item -LiteralPath $temporary -Recurse -Force -ErrorAction SilentlyContinue
     }
     Write-Host "installed $(& (Join-Path $Folder 'kiln.exe') --version): $Folder\kiln.exe"
     if (-not $NoPath -and (Get-UserPath) -notcontains $Folder) {
@@ -102,15 +109,21 @@ function Install-Kiln {
         $env:Path += ";$Folder"
         Write-Host 'added its folder to your PATH; other windows see it when they are opened again'
     }
-    Write-Host 'try it: kiln generate "a red apple"'
+    $program = (Get-Item -LiteralPath (Join-Path $Folder 'kiln.exe')).FullName
+    $first = Get-Command kiln -CommandType Application -ErrorAction SilentlyContinue | Select-Object -First 1
+    if ($first -and (Get-Item -LiteralPath $first.Source).FullName -ne $program) {
+        Write-Warning "``kiln`` starts $($first.Source), which comes earlier in the PATH: remove it, or put $Folder before it"
+    } else {
+        Write-Host 'try it: kiln generate "a red apple"'
+    }
 }
 
 function Uninstall-Kiln {
-    if (-not (Test-Path $List)) { throw "$List is not there: this script did not install Kiln into $Folder" }
+    if (-not (Test-Path -LiteralPath $List)) { throw "$List is not there: this script did not install Kiln into $Folder" }
     Remove-Installed
     foreach ($left in @('man', 'completions', '')) {
         $left = Join-Path $Folder $left
-        if ((Test-Path $left) -and -not (Get-ChildItem $left)) { Remove-Item $left -ErrorAction SilentlyContinue }
+        if ((Test-Path -LiteralPath $left) -and -not (Get-ChildItem -LiteralPath $left)) { Remove-Item -LiteralPath $left -ErrorAction SilentlyContinue }
     }
     if ((Get-UserPath) -contains $Folder) { Set-UserPath @(Get-UserPath | Where-Object { $_ -ne $Folder }) }
     Write-Host "removed Kiln from $Folder; models, images and settings stay in your folders"
@@ -119,7 +132,5 @@ function Uninstall-Kiln {
 # A block of its own: `iex` runs this in the user's session, whose preferences stay.
 & {
     $ErrorActionPreference = 'Stop'
-    # Windows PowerShell draws its progress so slowly that a download takes ten times as long.
-    $ProgressPreference = 'SilentlyContinue'
     if ($Uninstall) { Uninstall-Kiln } else { Install-Kiln }
 }

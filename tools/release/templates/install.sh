@@ -82,7 +82,11 @@ verify() { # FOLDER FILE
         minisign -Vqm "$1/SHA256SUMS" -P "$public_key" >&2 || fail "the signature of SHA256SUMS is wrong"
     fi
     expected=$(while read -r sum listed; do [ "${listed#\*}" != "$2" ] || say "$sum"; done <"$1/SHA256SUMS")
-    [ -n "$expected" ] || fail "SHA256SUMS does not list $2"
+    case $expected in
+        '') fail "SHA256SUMS does not list $2" ;;
+        *"
+"*) fail "SHA256SUMS lists $2 more than once" ;;
+    esac
     found=$(sha256 "$1/$2")
     [ "$found" = "$expected" ] || fail "$2 is damaged: its sha256 is $found, expected $expected"
 }
@@ -138,8 +142,16 @@ put_in_place() { # FOLDER UNPACKED
 
 # What is left to do for the shell to find the program.
 advise() {
+    found=$(command -v kiln) || found=
     case :$PATH: in
-        *":$prefix/bin:"*) say "try it: kiln generate \"a red apple\"" ;;
+        *":$prefix/bin:"*)
+            # POSIX has -ef since 2024; dash, busybox, bash and zsh have had it for long.
+            # shellcheck disable=SC3013
+            if [ -x "$found" ] && ! [ "$found" -ef "$prefix/bin/kiln" ]; then
+                say "warning: \`kiln\` starts $found, which comes earlier in the PATH: remove it, or put $prefix/bin before it" >&2
+            else
+                say "try it: kiln generate \"a red apple\""
+            fi ;;
         *)
             say "add it to the PATH, in the file that your shell reads (~/.profile, ~/.zshrc):"
             say "    export PATH=\"$prefix/bin:\$PATH\"" ;;
