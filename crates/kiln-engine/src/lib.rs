@@ -102,7 +102,7 @@ pub use plan::{
 };
 pub use progress::{Phase, Progress, StepCounts};
 pub use progress_tracker::ProgressTracker;
-pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};
+pub use recipe::{ComponentPathsRecord, Embedded, ModelRecord, Recipe};
 pub use request::{
     BatchPosition, DEFAULT_CACHE_THRESHOLD, DoraRuleName, FileRef, LoraRef, OneOrMany, OutputFormat,
     PngEffort, Request, Rng, ScheduleKind, cache_threshold,

@@ -5,7 +5,7 @@ mod paths;
 use std::path::{Path, PathBuf};
 
 use kiln_family::Variant;
-use kiln_image::{Encoding, RgbImage};
+use kiln_image::{AiMark, Encoding, Metadata, RgbImage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -49,6 +49,9 @@ pub struct Recipe {
 pub struct ModelRecord {
     /// Its path, or its name if it is built in or in the models folder.
     pub path: String,
+    /// What kind of model it is, such as `FLUX.2 klein 4B`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
     /// Its variant.
     pub variant: String,
     /// Fingerprint of the transformer.
@@ -64,7 +67,41 @@ pub struct ModelRecord {
     pub overrides: ComponentPathsRecord,
 }
 
+/// What a file says of how its image was generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Embedded {
+    /// The recipe: prompt, seed, names of files.
+    pub recipe: bool,
+    /// That a model made the image.
+    pub ai_mark: bool,
+    /// A label for the mark, as China's GB 45438 asks of services.
+    pub aigc_label: Option<String>,
+}
+
+impl Embedded {
+    /// The mark of an image's file. It has neither prompt nor date nor the names of files.
+    pub fn ai_mark(&self, request: &Request, model: &str) -> Option<AiMark> {
+        self.ai_mark.then(|| AiMark {
+            source: request.ai_source(),
+            system: format!("Kiln, {model}"),
+            version: env!("CARGO_PKG_VERSION").into(),
+            label: self.aigc_label.clone(),
+        })
+    }
+}
+
+impl Default for Embedded {
+    fn default() -> Embedded {
+        Embedded { recipe: true, ai_mark: true, aigc_label: None }
+    }
+}
+
 impl ModelRecord {
+    /// Returns what kind of model it is.
+    pub fn title(&self) -> &str {
+        self.title.as_ref().unwrap_or(&self.variant)
+    }
+
     /// Returns its name without folders and extension.
     fn file_name(&self) -> String {
         let name = Path::new(&self.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -142,6 +179,7 @@ impl Recipe {
             batch: image.batch,
             model: ModelRecord {
                 path: model.recorded_name(),
+                title: Some(model.title()),
                 variant: model.variant.to_string(),
                 transformer: owned(model.transformer.fingerprint())?,
                 text_encoder: text_encoder.map(|c| owned(c.fingerprint())).transpose()?,
@@ -192,10 +230,21 @@ impl Recipe {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Encodes the image with this recipe in it, also as A1111's `parameters`.
-    pub fn encode(&self, image: &RgbImage, encoding: Encoding) -> Result<Vec<u8>, kiln_image::Error> {
-        let (json, parameters) = (self.to_json(), self.parameters());
-        kiln_image::encode_with_parameters(image, encoding, Some(&json), Some(&parameters))
+    /// Encodes the image with what `embedded` names: the recipe is also written as A1111's `parameters`.
+    pub fn encode(
+        &self,
+        image: &RgbImage,
+        encoding: Encoding,
+        embedded: &Embedded,
+    ) -> Result<Vec<u8>, kiln_image::Error> {
+        let texts = embedded.recipe.then(|| (self.to_json(), self.parameters()));
+        let mark = embedded.ai_mark(&self.request, self.model.title());
+        let metadata = Metadata {
+            recipe: texts.as_ref().map(|(json, _)| &json[..]),
+            parameters: texts.as_ref().map(|(_, parameters)| &parameters[..]),
+            ai_mark: mark.as_ref(),
+        };
+        kiln_image::encode_with_metadata(image, encoding, &metadata)
     }
 
     /// Describes the image as A1111 does, for programs that read its `parameters`: prompt, negative prompt, settings.

@@ -430,6 +430,14 @@ impl Request {
         }
     }
 
+    /// Returns how much of the image a model makes: references are only looked at, pixels of an initial image go into it.
+    pub fn ai_source(&self) -> kiln_image::AiSource {
+        match self.init {
+            Some(_) => kiln_image::AiSource::Composite,
+            None => kiln_image::AiSource::Generated,
+        }
+    }
+
     /// Returns how image files are encoded.
     pub fn encoding(&self) -> kiln_image::Encoding {
         kiln_image::Encoding {

@@ -102,6 +102,12 @@ impl PartialEq for Family {
 }
 
 impl Family {
+    /// Returns the full name of its published model whose transformer has this width, such as `FLUX.2 klein 4B`.
+    pub fn title_of_width(&self, width: usize) -> Option<String> {
+        let (_, name) = self.widths.iter().find(|(known, _)| *known == width)?;
+        Some(format!("{} {name}", self.name))
+    }
+
     /// Returns its text encoders, each once.
     pub fn text_encoders(&self) -> Vec<&'static TextEncoder> {
         let mut all: Vec<&TextEncoder> = self.variants.iter().map(|variant| variant.text_encoder).collect();

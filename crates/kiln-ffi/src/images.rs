@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{GeneratedImage, Recipe};
+use kiln_engine::{Embedded, GeneratedImage, Recipe};
 use kiln_image::{Encoding, Format};
 
 use crate::abi::{self, SizedStruct};
@@ -72,7 +72,7 @@ impl From<GeneratedImage> for ResultImage {
 impl ResultImage {
     /// Encodes the image with this recipe.
     fn encode(&self, recipe: &Recipe, format: Format) -> Result<Vec<u8>, Failure> {
-        Ok(recipe.encode(&self.image.image, Encoding::from(format))?)
+        Ok(recipe.encode(&self.image.image, Encoding::from(format), &Embedded::default())?)
     }
 }
 

@@ -123,7 +123,11 @@ fn with_engine(model: &Path, folder: &Path) -> Vec<u8> {
     engine.generate(&[Task { plan, sink: sink.clone() }], &BatchLimit::ONE);
     engine.finish();
     let image = sink.take().unwrap().remove(0);
-    image.recipe.relative_to(folder).encode(&image.image, Format::Png.into()).unwrap()
+    image
+        .recipe
+        .relative_to(folder)
+        .encode(&image.image, Format::Png.into(), &kiln_engine::Embedded::default())
+        .unwrap()
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl ImageCheck {
     /// `cancelled` returns true.
     pub fn check(&self, image: &RgbImage, prompt: &str, cancelled: &dyn Fn() -> bool) -> Result<(), Refusal> {
         let encoding = Encoding { format: Format::Png, quality: None, small: false };
-        let png = kiln_image::encode_with_parameters(image, encoding, None, None)
+        let png = kiln_image::encode_with(image, encoding, None)
             .map_err(|error| Refusal::Failed(format!("can't encode the image: {error}")))?;
         let waiting = Waiting { deadline: Instant::now() + self.timeout, timeout: self.timeout, cancelled };
         match &self.target {

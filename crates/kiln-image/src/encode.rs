@@ -1,9 +1,9 @@
-//! Encoding images, with the recipe that generated them embedded.
+//! Encoding images, with what the file says of their origin.
 
 use std::path::Path;
 
 use crate::recipe::{KEYWORD, PARAMETERS};
-use crate::{Error, Format, Result, RgbImage, exif, jpeg, jpeg_strips, png_strips, webp};
+use crate::{AiMark, Error, Format, Result, RgbImage, ai_mark, exif, jpeg, jpeg_strips, png_strips, webp};
 
 /// Default JPEG quality: high enough that no loss is visible.
 const JPEG_QUALITY: u8 = 95;
@@ -72,27 +72,41 @@ pub fn encode(image: &RgbImage, format: Format, recipe: Option<&str>) -> Result<
 
 /// Encodes an image with the given options, otherwise as [`encode`].
 pub fn encode_with(image: &RgbImage, encoding: Encoding, recipe: Option<&str>) -> Result<Vec<u8>> {
-    encode_with_parameters(image, encoding, recipe, None)
+    encode_with_metadata(image, encoding, &Metadata { recipe, ..Metadata::default() })
 }
 
-/// As [`encode_with`], also with the `parameters` by which A1111 and others describe an image: a text of that name in PNG,
-/// the EXIF user comment in JPEG and WebP.
-pub fn encode_with_parameters(
+/// What a file says besides its pixels.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Metadata<'a> {
+    /// How the image was generated.
+    pub recipe: Option<&'a str>,
+    /// The `parameters` by which A1111 and others describe an image: a text of that name in PNG, the EXIF user comment in
+    /// JPEG and WebP.
+    pub parameters: Option<&'a str>,
+    /// That a model made the image.
+    pub ai_mark: Option<&'a AiMark>,
+}
+
+/// Encodes an image with the given options and metadata, otherwise as [`encode`].
+pub fn encode_with_metadata(
     image: &RgbImage,
     encoding: Encoding,
-    recipe: Option<&str>,
-    parameters: Option<&str>,
+    metadata: &Metadata<'_>,
 ) -> Result<Vec<u8>> {
+    let Metadata { recipe, parameters, ai_mark } = *metadata;
     let format = encoding.format;
     encoding.check_size(image.width(), image.height())?;
-    let texts = [(KEYWORD, recipe), (PARAMETERS, parameters)];
+    let xmp = ai_mark.map(AiMark::packet);
     let result = match format {
-        Format::Png => png(image, encoding.small, &texts).map_err(|error| error.to_string()),
-        Format::Jpeg => Ok(jpeg(image, encoding.quality, recipe, parameters)),
+        Format::Png => {
+            let texts = [(KEYWORD, recipe), (PARAMETERS, parameters), (ai_mark::PNG_KEYWORD, xmp.as_deref())];
+            png(image, encoding.small, &texts).map_err(|error| error.to_string())
+        }
+        Format::Jpeg => Ok(jpeg(image, encoding.quality, recipe, parameters, xmp)),
         Format::Webp => {
             let has_texts = recipe.is_some() || parameters.is_some();
             let exif = has_texts.then(|| exif::write(KEYWORD, recipe, parameters));
-            webp::encode(image, encoding.quality, exif)
+            webp::encode(image, encoding.quality, exif, xmp)
         }
     };
     let (width, height) = (image.width(), image.height());
@@ -142,13 +156,22 @@ fn png_file(
     Ok(out)
 }
 
-fn jpeg(image: &RgbImage, quality: Option<u8>, recipe: Option<&str>, parameters: Option<&str>) -> Vec<u8> {
+fn jpeg(
+    image: &RgbImage,
+    quality: Option<u8>,
+    recipe: Option<&str>,
+    parameters: Option<&str>,
+    xmp: Option<String>,
+) -> Vec<u8> {
     let mut out = jpeg_strips::encode(image, quality.unwrap_or(JPEG_QUALITY));
     if let Some(recipe) = recipe {
         out = jpeg::with_comment(&out, crate::recipe::COMMENT_TAG, recipe.as_bytes());
     }
+    if let Some(xmp) = xmp {
+        out = jpeg::with_app1(&out, ai_mark::JPEG_TAG, xmp.as_bytes());
+    }
     if let Some(parameters) = parameters {
-        out = jpeg::with_exif(&out, &exif::write(KEYWORD, None, Some(parameters)));
+        out = jpeg::with_app1(&out, exif::JPEG_TAG, &exif::write(KEYWORD, None, Some(parameters)));
     }
     out
 }

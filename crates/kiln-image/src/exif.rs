@@ -1,6 +1,8 @@
 //! The EXIF fields of generated images: `Software` names the writer, `MakerNote` holds the recipe, and `UserComment` the
 //! description that A1111 writes there. Older files of Kiln have the recipe as their comment.
 
+/// Start of the JPEG segment that holds EXIF.
+pub(crate) const JPEG_TAG: &[u8] = b"Exif\0\0";
 const SOFTWARE: u16 = 0x0131;
 const EXIF_DIRECTORY: u16 = 0x8769;
 const MAKER_NOTE: u16 = 0x927c;
@@ -58,7 +60,7 @@ fn entry(out: &mut Vec<u8>, tag: u16, kind: u16, count: u32, value: u32) {
 
 /// Returns the recipe of an EXIF block, if `software` wrote it.
 pub(crate) fn read(exif: &[u8], software: &str) -> Option<String> {
-    let exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
+    let exif = exif.strip_prefix(JPEG_TAG).unwrap_or(exif);
     let tiff = match exif.get(..4)? {
         b"II*\0" => Tiff { bytes: exif, big_endian: false },
         b"MM\0*" => Tiff { bytes: exif, big_endian: true },

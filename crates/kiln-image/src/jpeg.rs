@@ -7,7 +7,8 @@ pub(crate) struct Segment<'a> {
 }
 
 pub(crate) const COMMENT: u8 = 0xfe;
-pub(crate) const EXIF: u8 = 0xe1;
+/// The marker of EXIF and of XMP.
+pub(crate) const APP1: u8 = 0xe1;
 /// Most data of a segment that is written.
 const MAX_SEGMENT: usize = 65_000;
 const START: u8 = 0xd8;
@@ -62,13 +63,13 @@ pub(crate) fn with_comment(jpeg: &[u8], tag: &[u8], text: &[u8]) -> Vec<u8> {
     with_segments(jpeg, segments)
 }
 
-/// Adds an EXIF block, unless it is too long for a segment.
-pub(crate) fn with_exif(jpeg: &[u8], exif: &[u8]) -> Vec<u8> {
-    let data = [b"Exif\0\0", exif].concat();
+/// Adds EXIF or XMP behind its tag, unless it is too long for a segment.
+pub(crate) fn with_app1(jpeg: &[u8], tag: &[u8], block: &[u8]) -> Vec<u8> {
+    let data = [tag, block].concat();
     if data.len() > MAX_SEGMENT {
         return jpeg.to_vec();
     }
-    with_segments(jpeg, [(EXIF, data)])
+    with_segments(jpeg, [(APP1, data)])
 }
 
 /// Adds segments behind the JFIF header, which has to be the first one.

@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod ai_mark;
 mod bits;
 mod counters;
 mod decode;
@@ -50,9 +51,10 @@ mod webp_predict;
 mod webp_strips;
 mod write;
 
+pub use ai_mark::{AiMark, AiSource, FoundAiMark, read_ai_mark};
 pub use counters::{Counters, counters};
 pub use decode::{decoding_bytes, dimensions, from_bytes, from_bytes_with_mask, open, open_gray};
-pub use encode::{Encoding, encode, encode_with, encode_with_parameters};
+pub use encode::{Encoding, Metadata, encode, encode_with, encode_with_metadata};
 pub use error::{Error, Result};
 pub use format::Format;
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};

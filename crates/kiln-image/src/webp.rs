@@ -1,4 +1,4 @@
-//! WebP files: lossy by libwebp, and the chunks that carry EXIF.
+//! WebP files: lossy by libwebp, and the chunks that carry EXIF and XMP.
 
 use crate::{RgbImage, webp_strips};
 
@@ -6,24 +6,27 @@ use crate::{RgbImage, webp_strips};
 pub(crate) const MAX_SIDE: u32 = 16383;
 /// Longest side of a lossless file.
 pub(crate) const MAX_LOSSLESS_SIDE: u32 = 16384;
-/// Flag of the `VP8X` chunk: there is an EXIF chunk.
+/// Flags of the `VP8X` chunk: there is such a chunk.
 const HAS_EXIF: u8 = 0x08;
+const HAS_XMP: u8 = 0x04;
 
 /// Encodes an image without loss, or with a quality from 0 to 100.
 pub(crate) fn encode(
     image: &RgbImage,
     quality: Option<u8>,
     exif: Option<Vec<u8>>,
+    xmp: Option<String>,
 ) -> Result<Vec<u8>, String> {
     let file = match quality {
         None => lossless(image),
         Some(quality) => lossy(image, quality)?,
     };
-    match exif {
-        Some(exif) => with_exif(&file, image.width(), image.height(), &exif)
-            .ok_or_else(|| "libwebp's file is damaged".into()),
-        None => Ok(file),
+    let (exif, xmp) = (exif.as_deref(), xmp.as_deref().map(str::as_bytes));
+    if exif.is_none() && xmp.is_none() {
+        return Ok(file);
     }
+    extended(&file, image.width(), image.height(), exif, xmp)
+        .ok_or_else(|| "libwebp's file is damaged".into())
 }
 
 fn lossless(image: &RgbImage) -> Vec<u8> {
@@ -45,17 +48,25 @@ fn lossy(image: &RgbImage, quality: u8) -> Result<Vec<u8>, String> {
     Ok(file.map_err(|error| format!("libwebp failed: {error:?}"))?.to_vec())
 }
 
-/// Wraps the bitstream of a simple file (`RIFF`, size, `WEBP`, one chunk) into an extended one with an EXIF chunk.
-fn with_exif(file: &[u8], width: u32, height: u32, exif: &[u8]) -> Option<Vec<u8>> {
+/// Wraps the bitstream of a simple file (`RIFF`, size, `WEBP`, one chunk) into an extended one with EXIF and XMP.
+fn extended(
+    file: &[u8],
+    width: u32,
+    height: u32,
+    exif: Option<&[u8]>,
+    xmp: Option<&[u8]>,
+) -> Option<Vec<u8>> {
     let bitstream = file.get(12..)?;
-    let mut features = vec![HAS_EXIF, 0, 0, 0];
+    let metadata = [(HAS_EXIF, b"EXIF", exif), (HAS_XMP, b"XMP ", xmp)];
+    let present = || metadata.iter().filter_map(|(flag, name, data)| Some((flag, name, (*data)?)));
+    let mut features = vec![present().map(|(flag, ..)| flag).sum(), 0, 0, 0];
     for side in [width, height] {
         features.extend(&(side - 1).to_le_bytes()[..3]);
     }
     let mut chunks = b"WEBP".to_vec();
     chunk(&mut chunks, b"VP8X", &features);
     chunks.extend(bitstream);
-    chunk(&mut chunks, b"EXIF", exif);
+    present().for_each(|(_, name, data)| chunk(&mut chunks, name, data));
     let mut out = Vec::new();
     chunk(&mut out, b"RIFF", &chunks);
     Some(out)
@@ -82,7 +93,16 @@ pub(crate) fn chunks(bytes: &[u8]) -> impl Iterator<Item = Chunk<'_>> {
 
 /// The EXIF block of a file.
 pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
-    chunks(file.get(12..)?).find(|chunk| &chunk.name == b"EXIF")?.data
+    data_of(file, b"EXIF")
+}
+
+/// The XMP packet of a file.
+pub(crate) fn xmp(file: &[u8]) -> Option<&[u8]> {
+    data_of(file, b"XMP ")
+}
+
+fn data_of<'a>(file: &'a [u8], name: &[u8; 4]) -> Option<&'a [u8]> {
+    chunks(file.get(12..)?).find(|chunk| &chunk.name == name)?.data
 }
 
 /// Appends a chunk: its name, its length, its data, and a byte if the length is odd.

@@ -1,6 +1,6 @@
 //! A generated image.
 
-use kiln_engine::{GeneratedImage, Recipe};
+use kiln_engine::{Embedded, GeneratedImage, Recipe};
 use kiln_image::{Encoding, Format, RgbImage};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -73,7 +73,7 @@ impl Image {
     }
 
     /// Encodes it as a file with its recipe, as the command line does. `format`: png, jpeg or webp.
-    #[pyo3(signature = (format, quality=None, small=false, recipe=true))]
+    #[pyo3(signature = (format, quality=None, small=false, recipe=true, ai_mark=true))]
     fn encode<'py>(
         &self,
         py: Python<'py>,
@@ -81,6 +81,7 @@ impl Image {
         quality: Option<u8>,
         small: bool,
         recipe: bool,
+        ai_mark: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let format = match format {
             "png" => Format::Png,
@@ -100,10 +101,8 @@ impl Image {
         let bytes = py.detach(|| {
             let [height, width] = pixels.sides();
             let image = RgbImage::new(width, height, pixels.bytes().to_vec())?;
-            let texts = recipe.then(|| (self.recipe.to_json(), self.recipe.parameters()));
-            let (json, parameters) = texts.as_ref().map_or((None, None), |(a, b)| (Some(&**a), Some(&**b)));
-            let encoding = Encoding { format, quality, small };
-            kiln_image::encode_with_parameters(&image, encoding, json, parameters)
+            let embedded = Embedded { recipe, ai_mark, aigc_label: None };
+            self.recipe.encode(&image, Encoding { format, quality, small }, &embedded)
         });
         match bytes {
             Ok(bytes) => Ok(PyBytes::new(py, &bytes)),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use kiln_base::lock;
 use kiln_catalog::{ModelLocation, user_cache};
 use kiln_engine::{
-    BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
+    BatchLimit, Embedded, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
 };
 use kiln_engine::{Request, Settings, Setup, Sink, Task};
 use kiln_filters::{ImageCheck, Refusal};
@@ -170,6 +170,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let has_quality = plans.iter().any(|plan| plan.request.output_compression.is_some());
     if has_quality && output.format() == Format::Png {
         reporter.note("--quality has no effect: PNG files are lossless");
+    }
+    if args.no_ai_mark {
+        reporter.note("the file won't say that a model made the image (see docs/provenance.md)");
     }
     if let Some(path) = &args.latents_out {
         output.check_latents(path, images)?;
@@ -434,13 +437,13 @@ impl FileSink {
             return Ok(());
         }
         let Shared { args, output, .. } = &*self.shared;
-        let recipe = (!args.no_recipe).then_some(done.recipe);
         let quality = self.plan.request.output_compression;
-        let options = SaveOptions { quality, absolute_paths: args.absolute_paths };
+        let embedded = Embedded { recipe: !args.no_recipe, ai_mark: !args.no_ai_mark, aigc_label: None };
+        let options = SaveOptions { quality, absolute_paths: args.absolute_paths, embedded };
         let plan = self.plan.image(done.index);
         let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
-        let write = || output.write(&done.image, recipe, &name, options);
+        let write = || output.write(&done.image, done.recipe.clone(), &name, &options);
         let written =
             if output.may_block() { self.shared.cancel.while_blocked(write) } else { Some(write()) };
         let path = written.unwrap_or_else(|| Err(CliError::cancelled()))?;

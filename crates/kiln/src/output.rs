@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_engine::Recipe;
+use kiln_engine::{Embedded, Recipe};
 use kiln_image::{Encoding, Format, RgbImage};
 
 use crate::error::{CliError, ErrorContext};
@@ -33,12 +33,14 @@ pub enum Output {
 }
 
 /// How an image is saved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SaveOptions {
     /// JPEG quality.
     pub quality: Option<u8>,
     /// Whether paths in the recipe are absolute instead of relative to the image.
     pub absolute_paths: bool,
+    /// What the file says of how it was generated.
+    pub embedded: Embedded,
 }
 
 impl Output {
@@ -133,9 +135,9 @@ impl Output {
     pub fn write(
         &self,
         image: &RgbImage,
-        recipe: Option<Recipe>,
+        recipe: Recipe,
         name: &ImageName<'_>,
-        options: SaveOptions,
+        options: &SaveOptions,
     ) -> Result<PathBuf, CliError> {
         let path = match self {
             Output::Stdout => PathBuf::from("-"),
@@ -144,15 +146,12 @@ impl Output {
             Output::Named(template) => template.free_path(name),
         };
         let encoding = self.encoding(options.quality);
-        let recipe = recipe.map(|recipe| match self {
+        let recipe = match self {
             _ if options.absolute_paths => recipe,
             Output::Stdout => recipe.relative_to(Path::new(".")),
             _ => recipe.relative_to(parent_folder(&path)),
-        });
-        let bytes = match recipe {
-            Some(recipe) => recipe.encode(image, encoding)?,
-            None => kiln_image::encode_with(image, encoding, None)?,
         };
+        let bytes = recipe.encode(image, encoding, &options.embedded)?;
         match self {
             Output::Stdout => {
                 let mut out = std::io::stdout().lock();

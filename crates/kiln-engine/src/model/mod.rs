@@ -261,6 +261,15 @@ impl Model {
         self.name.clone().unwrap_or_else(|| crate::inputs::absolute(&self.path))
     }
 
+    /// Returns what kind of model it is, such as `FLUX.2 klein 4B`: a public name, whatever its files are called.
+    pub fn title(&self) -> String {
+        let family = self.variant.family;
+        let packed = self.name.clone().filter(|_| self.card.is_some());
+        packed
+            .or_else(|| family.title_of_width(self.transformer.config.dim()))
+            .unwrap_or_else(|| family.name.into())
+    }
+
     /// Returns the size of its weight files in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.components().map(ComponentWeights::file_bytes).sum()

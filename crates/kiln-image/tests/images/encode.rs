@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::common::{data, pattern};
 use kiln_image::{
-    Encoding, Format, RgbImage, encode, encode_with, encode_with_parameters, from_bytes, open, read_recipe,
+    Encoding, Format, Metadata, RgbImage, encode, encode_with, encode_with_metadata, from_bytes, open,
+    read_recipe,
 };
 
 const FORMATS: [Format; 3] = [Format::Png, Format::Jpeg, Format::Webp];
@@ -155,7 +156,12 @@ fn a1111_parameters_are_in_every_format() {
         (Format::Jpeg, unicode(text)),
         (Format::Webp, unicode(text)),
     ] {
-        let bytes = encode_with_parameters(&image, format.into(), Some("{}"), Some(text)).unwrap();
+        let bytes = encode_with_metadata(
+            &image,
+            format.into(),
+            &Metadata { recipe: Some("{}"), parameters: Some(text), ai_mark: None },
+        )
+        .unwrap();
         assert!(bytes.windows(expected.len()).any(|found| found == expected), "{format}");
         assert_eq!(read_recipe(&bytes).unwrap().as_deref(), Some("{}"), "{format}");
         assert!(from_bytes("x", &bytes).is_ok(), "{format}");

@@ -75,22 +75,38 @@ class Image:
         return pil(self._pixels)
 
     def encode(
-        self, format: str = "png", *, quality: Optional[int] = None, small: bool = False, recipe: bool = True
+        self,
+        format: str = "png",
+        *,
+        quality: Optional[int] = None,
+        small: bool = False,
+        recipe: bool = True,
+        ai_mark: bool = True,
     ) -> bytes:
         """Encodes it as the bytes of a file, with its recipe inside unless `recipe` is false.
+
+        The file is marked as made by a model (IPTC's properties as XMP) unless `ai_mark` is false.
 
         The bytes are those of the file that the command line writes. `quality` is that of JPEG and WebP, from 0 to 100;
         `small` takes more time for a smaller PNG.
         """
-        return self._image.encode(format, quality, small, recipe)
+        return self._image.encode(format, quality, small, recipe, ai_mark)
 
-    def save(self, path: Any, *, quality: Optional[int] = None, small: bool = False, recipe: bool = True) -> None:
-        """Writes it to a .png, .jpg or .webp file, with its recipe inside unless `recipe` is false."""
+    def save(
+        self,
+        path: Any,
+        *,
+        quality: Optional[int] = None,
+        small: bool = False,
+        recipe: bool = True,
+        ai_mark: bool = True,
+    ) -> None:
+        """Writes it to a .png, .jpg or .webp file, with what `encode` puts into it."""
         name = os.fspath(path)
         extension = os.path.splitext(name)[1].lower().lstrip(".")
         if extension not in ("png", "jpg", "jpeg", "webp"):
             raise RequestError(f"can't write {name!r}: expected a name that ends in .png, .jpg or .webp")
-        data = self.encode(extension, quality=quality, small=small, recipe=recipe)
+        data = self.encode(extension, quality=quality, small=small, recipe=recipe, ai_mark=ai_mark)
         with open(name, "wb") as file:
             file.write(data)
 

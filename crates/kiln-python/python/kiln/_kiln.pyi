@@ -37,7 +37,12 @@ class Image:
     @property
     def recipe(self) -> str: ...
     def encode(
-        self, format: str, quality: Optional[int] = None, small: bool = False, recipe: bool = True
+        self,
+        format: str,
+        quality: Optional[int] = None,
+        small: bool = False,
+        recipe: bool = True,
+        ai_mark: bool = True,
     ) -> bytes: ...
 
 class Job:

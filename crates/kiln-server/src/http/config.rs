@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kiln_engine::Embedded;
 use kiln_filters::ImageCheck;
 
 use crate::http::proxies::Network;
@@ -44,8 +45,8 @@ pub struct Config {
     pub job_timeout: Duration,
     /// How long a client may send nothing of a request's body, or read nothing of a response.
     pub io_timeout: Duration,
-    /// Whether image files hold their recipes.
-    pub embed_recipes: bool,
+    /// What image files say of how they were generated.
+    pub embedded: Embedded,
     /// The check that every image must pass before it is stored or shown; previews are off with it.
     pub check: Option<ImageCheck>,
     /// Where the traces of jobs go, if anywhere.
@@ -71,7 +72,7 @@ impl Config {
             grace: Duration::from_secs(20),
             job_timeout: Duration::from_secs(3600),
             io_timeout: Duration::from_secs(30),
-            embed_recipes: true,
+            embedded: Embedded::default(),
             check: None,
             traces: None,
         }
@@ -85,7 +86,7 @@ impl Config {
             gallery: self.gallery,
             grace: self.grace,
             job_timeout: self.job_timeout,
-            embed_recipes: self.embed_recipes,
+            embedded: self.embedded.clone(),
             check: self.check.clone(),
             traces: self.traces.clone(),
         }

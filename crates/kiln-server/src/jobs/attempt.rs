@@ -211,16 +211,25 @@ impl JobAttempt {
         }
     }
 
+    /// The image's file. The recipe may be that of a worker of another version, so it is embedded as it came.
+    fn encode(&self, finished: &FinishedImage) -> Result<Bytes, kiln_image::Error> {
+        let (request, embedded) = (&self.live.request, &self.attempts.config.embedded);
+        let recipe = kiln_engine::Recipe::parse(&finished.recipe).ok();
+        let model = recipe.as_ref().map_or(&self.model[..], |recipe| recipe.model.title());
+        let mark = embedded.ai_mark(request, model);
+        let parameters = recipe.as_ref().filter(|_| embedded.recipe).map(|recipe| recipe.parameters());
+        let metadata = kiln_image::Metadata {
+            recipe: embedded.recipe.then_some(&finished.recipe[..]),
+            parameters: parameters.as_deref(),
+            ai_mark: mark.as_ref(),
+        };
+        kiln_image::encode_with_metadata(&finished.image, request.encoding(), &metadata).map(Bytes::from)
+    }
+
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
-        let parameters = kiln_engine::Recipe::parse(&finished.recipe).ok().map(|recipe| recipe.parameters());
-        let embedded = |text| Some(text).filter(|_| self.attempts.config.embed_recipes);
-        let recipe = embedded(&finished.recipe[..]);
-        let parameters = parameters.as_deref().and_then(embedded);
-        let encoded =
-            kiln_image::encode_with_parameters(&finished.image, request.encoding(), recipe, parameters);
         let bytes =
-            Bytes::from(encoded.map_err(|error| JobError::new(ErrorCode::Encoding, error.to_string()))?);
+            self.encode(&finished).map_err(|error| JobError::new(ErrorCode::Encoding, error.to_string()))?;
         let id = format!("{}-{}", self.live.id, finished.index);
         let (ledger, files) = (self.attempts.ledger(), &self.attempts.files);
         let row = ImageRow {

@@ -41,7 +41,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
-use kiln_engine::FileRef;
+use kiln_engine::{Embedded, FileRef};
 use kiln_filters::ImageCheck;
 use tokio::sync::watch;
 
@@ -67,7 +67,7 @@ pub struct JobsConfig {
     pub(crate) gallery: GalleryLimits,
     pub(crate) grace: Duration,
     pub(crate) job_timeout: Duration,
-    pub(crate) embed_recipes: bool,
+    pub(crate) embedded: Embedded,
     pub(crate) check: Option<ImageCheck>,
     pub(crate) traces: Option<TraceConfig>,
 }

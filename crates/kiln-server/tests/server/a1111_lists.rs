@@ -69,7 +69,12 @@ async fn an_image_describes_itself() {
     let image = kiln_image::RgbImage::black(16, 16);
     let text = "a fox\nNegative prompt: rain\nSteps: 4, Sampler: Euler, Seed: 7";
     let format = kiln_image::Format::Png.into();
-    let file = kiln_image::encode_with_parameters(&image, format, None, Some(text)).unwrap();
+    let file = kiln_image::encode_with_metadata(
+        &image,
+        format,
+        &kiln_image::Metadata { parameters: Some(text), ..Default::default() },
+    )
+    .unwrap();
     let info = server.post("/sdapi/v1/png-info", json!({ "image": base64(&file) })).await.ok().json();
     assert_eq!(info["info"], text);
     assert_eq!((&info["parameters"]["Seed"], &info["items"]["parameters"]), (&json!("7"), &json!(text)));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, header};
+use kiln_engine::Embedded;
 use kiln_server::ApiKey;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -217,13 +218,42 @@ async fn a_session_lives_through_a_restart_and_ends_with_a_logout() {
 #[tokio::test]
 async fn recipes_are_left_out_of_files_on_request() {
     for embed in [true, false] {
-        let server = TestServer::with(|config| config.embed_recipes = embed);
+        let server = TestServer::with(|config| config.embedded.recipe = embed);
         let generated = server.post("/v1/images/generations", json!({ "prompt": "a fox" })).await.ok().json();
         let url = format!("/v1/images/{}", generated["data"][0]["id"].as_str().unwrap());
         let file = server.get(&format!("{url}/file")).await.ok();
         assert_eq!(kiln_image::read_recipe(&file.bytes).unwrap().is_some(), embed);
         assert_eq!(String::from_utf8_lossy(&file.bytes).contains("a fox"), embed);
         assert_eq!(server.get(&format!("{url}/recipe")).await.ok().json()["prompt"], "a fox");
+    }
+}
+
+#[tokio::test]
+async fn files_are_marked_as_the_operator_says_whatever_the_job() {
+    let label = r#"{"Label":"1","ContentProducer":"a & b"}"#;
+    for (ai_mark, aigc_label) in [(true, None), (false, None), (true, Some(label.to_owned()))] {
+        let server = TestServer::with(|config| {
+            config.embedded = Embedded { recipe: false, ai_mark, aigc_label: aigc_label.clone() };
+        });
+        let about = server.get("/v1/about").await.ok().json();
+        assert_eq!(
+            (&about["ai_mark"], about["aigc_label"].as_str()),
+            (&json!(ai_mark), aigc_label.as_deref())
+        );
+        for format in ["png", "jpeg", "webp"] {
+            let body = json!({ "prompt": "a fox", "output_format": format });
+            let generated = server.post("/v1/images/generations", body).await.ok().json();
+            let url = format!("/v1/images/{}/file", generated["data"][0]["id"].as_str().unwrap());
+            let file = server.get(&url).await.ok().bytes;
+            let mark = kiln_image::read_ai_mark(&file).unwrap();
+            let source = mark.as_ref().map(|mark| &mark.source[..]);
+            assert_eq!(source, ai_mark.then_some("trainedAlgorithmicMedia"), "{format}");
+            let text = String::from_utf8_lossy(&file);
+            assert_eq!(text.contains(r#"{"Label":"1","ContentProducer":"a &amp; b"}"#), aigc_label.is_some());
+            assert!(!text.contains("a fox"));
+        }
+        let body = json!({ "prompt": "a fox", "ai_mark": false });
+        server.post("/v1/jobs", body).await.expect_error(400, "invalid_json");
     }
 }
 

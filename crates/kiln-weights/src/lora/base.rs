@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kiln_family::{FAMILIES, Family, published_names};
+use kiln_family::{FAMILIES, published_names};
 
 use super::targets::{block, layer_targets};
 
@@ -18,9 +18,8 @@ pub enum LoraBase {
 impl fmt::Display for LoraBase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LoraBase::Width(dim) = self else { return f.write_str("FLUX.1") };
-        let published = |family: &Family| family.widths.iter().find(|(width, _)| width == dim);
-        match FAMILIES.iter().find_map(|family| Some((family.name, published(family)?.1))) {
-            Some((family, name)) => write!(f, "{family} {name}"),
+        match FAMILIES.iter().find_map(|family| family.title_of_width(*dim)) {
+            Some(title) => f.write_str(&title),
             None => write!(f, "a {} model {dim} wide", published_names()),
         }
     }

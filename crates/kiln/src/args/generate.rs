@@ -84,6 +84,10 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,
 
+    /// Don't mark the image as made by AI (IPTC's properties as XMP); laws may ask for the mark
+    #[arg(long, help_heading = "Output")]
+    pub no_ai_mark: bool,
+
     #[command(flatten)]
     pub check: CheckArgs,
 

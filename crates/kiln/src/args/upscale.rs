@@ -76,6 +76,10 @@ pub struct UpscaleArgs {
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,
 
+    /// Don't mark the image as made by AI (IPTC's properties as XMP); laws may ask for the mark
+    #[arg(long, help_heading = "Output")]
+    pub no_ai_mark: bool,
+
     #[command(flatten)]
     pub check: CheckArgs,
 
@@ -123,6 +127,7 @@ impl UpscaleArgs {
             yes: self.yes,
             output: Some(output),
             no_recipe: self.no_recipe,
+            no_ai_mark: self.no_ai_mark,
             check: self.check,
             preview: self.preview,
             json: self.json,

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kiln_engine::Embedded;
 use kiln_server::{Config, Limits, TraceConfig};
 use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::filter::LevelFilter;
@@ -27,7 +28,11 @@ pub fn runtime() -> Result<Runtime, CliError> {
 /// The part of the configuration that servers and workers share.
 pub fn config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config, CliError> {
     Ok(Config {
-        embed_recipes: !args.no_recipe,
+        embedded: Embedded {
+            recipe: !args.no_recipe,
+            ai_mark: !args.no_ai_mark,
+            aigc_label: args.aigc_label.clone(),
+        },
         traces: args.otlp.clone().map(|endpoint| TraceConfig { endpoint, service: service_name() }),
         check: args.check.check()?,
         limits: Limits {

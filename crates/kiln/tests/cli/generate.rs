@@ -267,6 +267,32 @@ fn no_recipe_leaves_the_prompt_out() {
 }
 
 #[test]
+fn files_say_that_a_model_made_them_unless_told_otherwise() {
+    let sandbox = Sandbox::new();
+    sandbox.write("house.png", &png(&pattern(64, 64)));
+    let mark = |name: &str, args: &[&str]| {
+        let ran = sandbox.generate(&[&["a fox", "-s", "1", "-o", name], args].concat()).ok();
+        (kiln_image::read_ai_mark(&fs::read(sandbox.path(name)).unwrap()).unwrap(), ran.err)
+    };
+    for name in ["a.png", "a.jpg", "a.webp"] {
+        let (found, _) = mark(name, &[]);
+        let found = found.unwrap();
+        assert_eq!(found.source, "trainedAlgorithmicMedia");
+        assert_eq!(found.system.as_deref(), Some("Kiln, FLUX.2"));
+        assert_eq!(found.version.as_deref(), Some(env!("CARGO_PKG_VERSION")));
+        let (found, _) = mark(name, &["--no-recipe", "-r", "house.png"]);
+        assert_eq!(found.unwrap().source, "trainedAlgorithmicMedia", "a reference is only looked at");
+        let (found, _) = mark(name, &["--init", "house.png"]);
+        assert_eq!(found.unwrap().source, "compositeWithTrainedAlgorithmicMedia");
+        let said = sandbox.kiln(&["info", name]).ok();
+        assert!(said.text().contains("edited or extended by Kiln, FLUX.2"), "{}", said.text());
+        let (found, words) = mark(name, &["--no-ai-mark"]);
+        assert_eq!(found, None);
+        assert!(words.contains("won't say that a model made the image"), "{words}");
+    }
+}
+
+#[test]
 fn the_model_may_come_from_the_environment() {
     let sandbox = Sandbox::new();
     let mut command =

@@ -140,6 +140,11 @@ pub(crate) struct About {
     admin: bool,
     /// Whether the caller may train LoRAs.
     train: bool,
+    /// Whether image files are marked as made by a model.
+    ai_mark: bool,
+    /// The label of GB 45438 that they have, if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aigc_label: Option<String>,
 }
 
 /// Returns the server's version, limits and queue length.
@@ -166,6 +171,8 @@ pub(crate) async fn about(
         key: caller.key.as_ref().map(|key| key.name.clone()),
         admin: caller.admin,
         train: trainings.is_some() && caller.may_train(),
+        ai_mark: jobs.config.embedded.ai_mark,
+        aigc_label: jobs.config.embedded.aigc_label.clone(),
     };
     json(StatusCode::OK, &about)
 }

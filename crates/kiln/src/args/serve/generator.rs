@@ -55,6 +55,15 @@ pub struct GeneratorArgs {
     #[arg(long, help_heading = "Limits and storage")]
     pub no_recipe: bool,
 
+    /// Don't mark image files as made by AI (IPTC's properties as XMP); laws may ask for the mark
+    #[arg(long, help_heading = "Limits and storage")]
+    pub no_ai_mark: bool,
+
+    /// Label for the XMP of image files, as China's GB 45438 asks of services: JSON with `Label`, `ContentProducer` and the
+    /// five other keys, stored as `TC260:AIGC`
+    #[arg(long, value_name = "JSON", help_heading = "Limits and storage", conflicts_with = "no_ai_mark", value_parser = aigc_label)]
+    pub aigc_label: Option<String>,
+
     /// Maximum batch size: images of similar queued jobs are generated together where that is faster; 1 disables batching
     #[arg(long, value_name = "N", default_value_t = Settings::MAX_BATCH as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_batch: u32,
@@ -101,6 +110,30 @@ pub struct GeneratorArgs {
     /// Log more details
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
+}
+
+/// The keys that GB 45438 lists, all texts.
+const AIGC_KEYS: [&str; 7] = [
+    "Label",
+    "ContentProducer",
+    "ProduceID",
+    "ReservedCode1",
+    "ContentPropagator",
+    "PropagateID",
+    "ReservedCode2",
+];
+
+fn aigc_label(text: &str) -> Result<String, String> {
+    let label: std::collections::BTreeMap<String, String> =
+        serde_json::from_str(text).map_err(|error| format!("not JSON of texts: {error}"))?;
+    let unknown = label.keys().find(|key| !AIGC_KEYS.contains(&key.as_str()));
+    match (unknown, AIGC_KEYS.iter().find(|key| !label.contains_key(**key))) {
+        (Some(key), _) => Err(format!("`{key}` is no key of the label; it has {}", AIGC_KEYS.join(", "))),
+        (None, Some(key)) => Err(format!("`{key}` is missing; an empty text is allowed")),
+        _ if !matches!(&label["Label"][..], "1" | "2" | "3") => Err("`Label` is 1, 2 or 3".into()),
+        _ if text.len() > 8192 => Err("longer than 8192 bytes".into()),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 fn http_address(text: &str) -> Result<String, String> {
