@@ -1,5 +1,5 @@
 //! Helpers shared by Kiln's crates: atomic file writes, the user's folders, names and paths, free space, the identity of files,
-//! hex, sizes, locks, text in files and for terminals, where NVIDIA's libraries can't be.
+//! hex, sizes, locks, dates, text in files and for terminals, where NVIDIA's libraries can't be.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -27,6 +27,7 @@ mod sizes;
 mod sync;
 mod temporary;
 mod text;
+mod utc;
 
 pub use atomic::{AtomicFile, rename, write_atomic};
 pub use file_lock::{FileLock, lock_file};
@@ -41,3 +42,4 @@ pub use sizes::{is_or_are, parse_bytes, plural};
 pub use sync::{lock, wait};
 pub use temporary::{TemporaryFolder, remove_stale};
 pub use text::decode_text;
+pub use utc::{Utc, unix_seconds};

@@ -44,6 +44,7 @@ mod backend;
 mod content_hashes;
 mod counters;
 mod device_lease;
+mod embedded;
 mod engine;
 mod error;
 mod gpus;
@@ -81,6 +82,7 @@ pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, wit
 pub use content_hashes::ContentHashes;
 pub use counters::Counters;
 pub use device_lease::{DeviceLease, TrainingNeeds};
+pub use embedded::{Credentials, Embedded, ImageOrigin};
 pub use engine::{Engine, EngineInfo, Task};
 pub use error::{
     Error, ErrorKind, Explain, Field, FieldGroup, FieldNames, Hint, MissingComponent, Piece, Result, Text,
@@ -102,7 +104,7 @@ pub use plan::{
 };
 pub use progress::{Phase, Progress, StepCounts};
 pub use progress_tracker::ProgressTracker;
-pub use recipe::{ComponentPathsRecord, Embedded, ModelRecord, Recipe};
+pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};
 pub use request::{
     BatchPosition, DEFAULT_CACHE_THRESHOLD, DoraRuleName, FileRef, LoraRef, OneOrMany, OutputFormat,
     PngEffort, Request, Rng, ScheduleKind, cache_threshold,

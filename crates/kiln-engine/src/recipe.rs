@@ -5,10 +5,11 @@ mod paths;
 use std::path::{Path, PathBuf};
 
 use kiln_family::Variant;
-use kiln_image::{AiMark, Encoding, Metadata, RgbImage};
+use kiln_image::{Encoding, RgbImage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::embedded::{Embedded, ImageOrigin};
 use crate::error::{Error, ErrorContext, Result};
 use crate::inputs;
 use crate::model::ComponentPaths;
@@ -65,35 +66,6 @@ pub struct ModelRecord {
     /// Components that replaced the model's own.
     #[serde(rename = "parts", default, skip_serializing_if = "ComponentPathsRecord::is_empty")]
     pub overrides: ComponentPathsRecord,
-}
-
-/// What a file says of how its image was generated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Embedded {
-    /// The recipe: prompt, seed, names of files.
-    pub recipe: bool,
-    /// That a model made the image.
-    pub ai_mark: bool,
-    /// A label for the mark, as China's GB 45438 asks of services.
-    pub aigc_label: Option<String>,
-}
-
-impl Embedded {
-    /// The mark of an image's file. It has neither prompt nor date nor the names of files.
-    pub fn ai_mark(&self, request: &Request, model: &str) -> Option<AiMark> {
-        self.ai_mark.then(|| AiMark {
-            source: request.ai_source(),
-            system: format!("Kiln, {model}"),
-            version: env!("CARGO_PKG_VERSION").into(),
-            label: self.aigc_label.clone(),
-        })
-    }
-}
-
-impl Default for Embedded {
-    fn default() -> Embedded {
-        Embedded { recipe: true, ai_mark: true, aigc_label: None }
-    }
 }
 
 impl ModelRecord {
@@ -231,20 +203,15 @@ impl Recipe {
     }
 
     /// Encodes the image with what `embedded` names: the recipe is also written as A1111's `parameters`.
-    pub fn encode(
-        &self,
-        image: &RgbImage,
-        encoding: Encoding,
-        embedded: &Embedded,
-    ) -> Result<Vec<u8>, kiln_image::Error> {
-        let texts = embedded.recipe.then(|| (self.to_json(), self.parameters()));
-        let mark = embedded.ai_mark(&self.request, self.model.title());
-        let metadata = Metadata {
-            recipe: texts.as_ref().map(|(json, _)| &json[..]),
-            parameters: texts.as_ref().map(|(_, parameters)| &parameters[..]),
-            ai_mark: mark.as_ref(),
+    pub fn encode(&self, image: &RgbImage, encoding: Encoding, embedded: &Embedded) -> Result<Vec<u8>> {
+        let (json, parameters) = (self.to_json(), self.parameters());
+        let origin = ImageOrigin {
+            request: &self.request,
+            model: self.model.title(),
+            recipe: &json,
+            parameters: Some(&parameters),
         };
-        kiln_image::encode_with_metadata(image, encoding, &metadata)
+        embedded.encode(image, encoding, &origin)
     }
 
     /// Describes the image as A1111 does, for programs that read its `parameters`: prompt, negative prompt, settings.

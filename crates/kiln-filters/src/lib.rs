@@ -30,6 +30,8 @@ mod command;
 mod service;
 mod words;
 
+pub use words::split as split_words;
+
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 

@@ -72,21 +72,31 @@ pub(crate) fn with_app1(jpeg: &[u8], tag: &[u8], block: &[u8]) -> Vec<u8> {
     with_segments(jpeg, [(APP1, data)])
 }
 
-/// Adds segments behind the JFIF header, which has to be the first one.
+/// Adds segments behind the JFIF header.
 fn with_segments(jpeg: &[u8], segments_to_add: impl IntoIterator<Item = (u8, Vec<u8>)>) -> Vec<u8> {
-    let header = match segments(jpeg).next() {
-        Some(Segment { marker: 0xe0, data }) => 2 + 4 + data.len(),
-        _ => 2,
-    };
-    let (start, rest) = jpeg.split_at(header.min(jpeg.len()));
+    let (start, rest) = jpeg.split_at(header_end(jpeg));
     let mut out = start.to_vec();
     for (marker, data) in segments_to_add {
-        out.extend([0xff, marker]);
-        out.extend(((2 + data.len()) as u16).to_be_bytes());
-        out.extend(data);
+        segment(&mut out, marker, &data);
     }
     out.extend(rest);
     out
+}
+
+/// Where the JFIF header ends, which has to be the first segment.
+pub(crate) fn header_end(jpeg: &[u8]) -> usize {
+    let end = match segments(jpeg).next() {
+        Some(Segment { marker: 0xe0, data }) => 2 + 4 + data.len(),
+        _ => 2,
+    };
+    end.min(jpeg.len())
+}
+
+/// Appends a segment.
+pub(crate) fn segment(out: &mut Vec<u8>, marker: u8, data: &[u8]) {
+    out.extend([0xff, marker]);
+    out.extend(((2 + data.len()) as u16).to_be_bytes());
+    out.extend(data);
 }
 
 #[cfg(test)]

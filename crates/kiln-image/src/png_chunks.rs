@@ -103,6 +103,22 @@ fn latin1(data: &[u8]) -> String {
     data.iter().map(|byte| char::from(*byte)).collect()
 }
 
+/// Where the header ends; `None` if the file has none.
+pub(crate) fn header_end(bytes: &[u8]) -> Option<usize> {
+    let header = chunks(bytes).next().filter(|chunk| &chunk.kind == b"IHDR")?;
+    Some(SIGNATURE.len() + header.whole.len())
+}
+
+/// A chunk with its frame.
+pub(crate) fn chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
+    let mut out = (data.len() as u32).to_be_bytes().to_vec();
+    out.extend(kind);
+    out.extend(data);
+    let checksum = crc(&out[4..]);
+    out.extend(checksum.to_be_bytes());
+    out
+}
+
 fn crc(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), step))

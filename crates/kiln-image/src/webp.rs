@@ -101,12 +101,12 @@ pub(crate) fn xmp(file: &[u8]) -> Option<&[u8]> {
     data_of(file, b"XMP ")
 }
 
-fn data_of<'a>(file: &'a [u8], name: &[u8; 4]) -> Option<&'a [u8]> {
+pub(crate) fn data_of<'a>(file: &'a [u8], name: &[u8; 4]) -> Option<&'a [u8]> {
     chunks(file.get(12..)?).find(|chunk| &chunk.name == name)?.data
 }
 
 /// Appends a chunk: its name, its length, its data, and a byte if the length is odd.
-fn chunk(out: &mut Vec<u8>, name: &[u8; 4], data: &[u8]) {
+pub(crate) fn chunk(out: &mut Vec<u8>, name: &[u8; 4], data: &[u8]) {
     out.extend(name);
     out.extend((data.len() as u32).to_le_bytes());
     out.extend(data);

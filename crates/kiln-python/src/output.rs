@@ -101,7 +101,7 @@ impl Image {
         let bytes = py.detach(|| {
             let [height, width] = pixels.sides();
             let image = RgbImage::new(width, height, pixels.bytes().to_vec())?;
-            let embedded = Embedded { recipe, ai_mark, aigc_label: None };
+            let embedded = Embedded { recipe, ai_mark, ..Embedded::default() };
             self.recipe.encode(&image, Encoding { format, quality, small }, &embedded)
         });
         match bytes {

@@ -62,6 +62,8 @@ struct Run {
     args: GenerateArgs,
     /// The check that images must pass before they are written.
     check: Option<ImageCheck>,
+    /// What files say of how their images were generated.
+    embedded: Embedded,
     /// A plan for each request: one, or one for each line of a file.
     plans: Vec<Arc<Plan>>,
     setup: Setup,
@@ -76,6 +78,12 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         );
     }
     let check = args.check.check()?;
+    let embedded = Embedded {
+        recipe: !args.no_recipe,
+        ai_mark: !args.no_ai_mark,
+        aigc_label: None,
+        credentials: args.sign.credentials()?,
+    };
     if check.is_some() && args.preview.take().is_some() {
         reporter.note("--preview has no effect: images are not shown before the check");
     }
@@ -174,11 +182,21 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     if args.no_ai_mark {
         reporter.note("the file won't say that a model made the image (see docs/provenance.md)");
     }
+    if let Some(credentials) = &embedded.credentials {
+        reporter.note(&format!("files are signed as {}", credentials.signer.name()));
+    }
+    for file in plans.iter().flat_map(|plan| plan.request.images()) {
+        let bytes = kiln_engine::read_image_bytes(&file.path).unwrap_or_default();
+        if kiln_image::read_manifest_store(&bytes).is_ok_and(|store| store.is_some()) {
+            let name = file.path.display();
+            reporter.note(&format!("`{name}` has credentials (C2PA), which are not carried over"));
+        }
+    }
     if let Some(path) = &args.latents_out {
         output.check_latents(path, images)?;
         check_same_size(&plans)?;
     }
-    let run = Run { args, check, plans, setup, output };
+    let run = Run { args, check, embedded, plans, setup, output };
     run.report_start(random_seed, reporter);
     if let (Some(recipe), Some(plan)) = (&recipe, run.plans.first()) {
         let info = run.setup.info();
@@ -269,12 +287,12 @@ impl Run {
 
     /// Loads the model, generates the images and saves them.
     fn generate(self, reporter: Reporter, cancel: CancelFlag) -> (Result<(), CliError>, Reporter) {
-        let Run { args, check, plans, setup, output } = self;
+        let Run { args, check, embedded, plans, setup, output } = self;
         cancel.poll();
         let stdout_taken = output == Output::Stdout || args.json;
         let screen = args.preview.and_then(|protocol| Screen::open(protocol, stdout_taken));
         let state = Mutex::new(SinkState { screen, ..SinkState::new(reporter) });
-        let shared = Arc::new(Shared { args, check, output, cancel, state });
+        let shared = Arc::new(Shared { args, check, embedded, output, cancel, state });
         let images: usize = plans.iter().map(|plan| plan.images).sum();
         let mut engine = None;
         let mut first = 0;
@@ -335,6 +353,7 @@ fn run_plan(
 struct Shared {
     args: GenerateArgs,
     check: Option<ImageCheck>,
+    embedded: Embedded,
     output: Output,
     cancel: CancelFlag,
     state: Mutex<SinkState>,
@@ -438,8 +457,11 @@ impl FileSink {
         }
         let Shared { args, output, .. } = &*self.shared;
         let quality = self.plan.request.output_compression;
-        let embedded = Embedded { recipe: !args.no_recipe, ai_mark: !args.no_ai_mark, aigc_label: None };
-        let options = SaveOptions { quality, absolute_paths: args.absolute_paths, embedded };
+        let options = SaveOptions {
+            quality,
+            absolute_paths: args.absolute_paths,
+            embedded: self.shared.embedded.clone(),
+        };
         let plan = self.plan.image(done.index);
         let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.

@@ -10,6 +10,7 @@ mod bench;
 mod cancel;
 mod config;
 mod convert;
+mod credentials;
 mod doctor;
 mod error;
 mod export;
@@ -121,6 +122,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Quantize(args) => report(quantize::run(&args)),
         Command::Info(args) => report(info::run(&args)),
         Command::Config(args) => report(config::run(&args)),
+        Command::Credentials(args) => report(credentials::run(&args)),
         Command::Doctor(args) => report(doctor::run(&args)),
         Command::Update(args) => report(update::run(&args)),
         Command::Uninstall(args) => report(uninstall::run(&args)),

@@ -2,6 +2,7 @@
 //! named with `-o` is ever overwritten.
 
 mod check;
+pub mod sign;
 mod template;
 
 use std::fs;

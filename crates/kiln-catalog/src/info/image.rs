@@ -27,6 +27,9 @@ pub(super) fn describe(path: &Path) -> Result<Description> {
     };
     let mark = kiln_image::read_ai_mark(&bytes).map_err(|e| Error::engine(e.named(&name)))?;
     let properties = properties.with("ai mark", ai_mark(mark));
+    let store = kiln_image::read_manifest_store(&bytes).map_err(|e| Error::engine(e.named(&name)))?;
+    let signed = "signed (C2PA), not checked: `c2patool` and contentcredentials.org do";
+    let properties = properties.with("credentials", if store.is_some() { signed } else { "none" });
     Ok(Description { properties, problem: None })
 }
 

@@ -194,6 +194,25 @@ fn is_transposed(found: &[usize], expected: &[usize]) -> bool {
     matches!((found, expected), ([a, b], [c, d]) if a != b && [a, b] == [d, c])
 }
 
+impl Explain for kiln_credentials::Error {
+    fn kind(&self) -> ErrorKind {
+        use kiln_credentials::Error;
+        match self {
+            Error::Image(error) => error.kind(),
+            Error::File { .. } => ErrorKind::File,
+            Error::Content { .. } | Error::Certificate(_) | Error::KeyMismatch => ErrorKind::Request,
+            Error::Signing(_) | Error::Command { .. } => ErrorKind::Input,
+        }
+    }
+
+    fn hint(&self) -> Option<Hint> {
+        match self {
+            kiln_credentials::Error::Image(error) => error.hint(),
+            error => error.advice().map(Hint::from),
+        }
+    }
+}
+
 impl Explain for kiln_image::Error {
     fn kind(&self) -> ErrorKind {
         use kiln_image::Error;

@@ -59,6 +59,9 @@ pub enum Error {
         doing: String,
         source: Box<Error>,
     },
+    /// A file that can't be signed.
+    #[error(transparent)]
+    Credentials(kiln_credentials::Error),
     /// An error of the layers below: weights, images, networks, operations.
     #[error(transparent)]
     Model(kiln_nn::Error),
@@ -144,6 +147,7 @@ impl Explain for Error {
             Error::Mismatch { .. } | Error::MissingComponent { .. } | Error::Load(_) => ErrorKind::Model,
             Error::Memory { .. } => ErrorKind::TooLarge,
             Error::Panicked(_) | Error::Context { .. } => ErrorKind::Internal,
+            Error::Credentials(error) => error.kind(),
             Error::Model(error) => error.kind(),
         }
     }
@@ -186,6 +190,7 @@ impl Explain for Error {
                 hint!["use a smaller size (", Field::Width, ", ", Field::Height, ")"; "use fewer reference images"],
             ),
             Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
+            Error::Credentials(error) => Explain::hint(error),
             Error::Model(error) => error.hint(),
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kiln_base::lock;
+use kiln_engine::ImageOrigin;
 use kiln_engine::{Phase, Progress, Request};
 use kiln_filters::Refusal;
 use kiln_image::RgbImage;
@@ -212,18 +213,18 @@ impl JobAttempt {
     }
 
     /// The image's file. The recipe may be that of a worker of another version, so it is embedded as it came.
-    fn encode(&self, finished: &FinishedImage) -> Result<Bytes, kiln_image::Error> {
-        let (request, embedded) = (&self.live.request, &self.attempts.config.embedded);
+    fn encode(&self, finished: &FinishedImage) -> kiln_engine::Result<Bytes> {
+        let request = &self.live.request;
         let recipe = kiln_engine::Recipe::parse(&finished.recipe).ok();
-        let model = recipe.as_ref().map_or(&self.model[..], |recipe| recipe.model.title());
-        let mark = embedded.ai_mark(request, model);
-        let parameters = recipe.as_ref().filter(|_| embedded.recipe).map(|recipe| recipe.parameters());
-        let metadata = kiln_image::Metadata {
-            recipe: embedded.recipe.then_some(&finished.recipe[..]),
+        let parameters = recipe.as_ref().map(|recipe| recipe.parameters());
+        let origin = ImageOrigin {
+            request,
+            model: recipe.as_ref().map_or(&self.model[..], |recipe| recipe.model.title()),
+            recipe: &finished.recipe,
             parameters: parameters.as_deref(),
-            ai_mark: mark.as_ref(),
         };
-        kiln_image::encode_with_metadata(&finished.image, request.encoding(), &metadata).map(Bytes::from)
+        let embedded = &self.attempts.config.embedded;
+        embedded.encode(&finished.image, request.encoding(), &origin).map(Bytes::from)
     }
 
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {

@@ -233,7 +233,8 @@ async fn files_are_marked_as_the_operator_says_whatever_the_job() {
     let label = r#"{"Label":"1","ContentProducer":"a & b"}"#;
     for (ai_mark, aigc_label) in [(true, None), (false, None), (true, Some(label.to_owned()))] {
         let server = TestServer::with(|config| {
-            config.embedded = Embedded { recipe: false, ai_mark, aigc_label: aigc_label.clone() };
+            config.embedded =
+                Embedded { recipe: false, ai_mark, aigc_label: aigc_label.clone(), ..Embedded::default() };
         });
         let about = server.get("/v1/about").await.ok().json();
         assert_eq!(

@@ -6,7 +6,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use kiln_engine::Request;
 
 use super::size::{Aspect, parse_size};
-use super::{CheckArgs, ComponentArgs, MachineArgs, UpsampleArgs};
+use super::{CheckArgs, ComponentArgs, MachineArgs, SignArgs, UpsampleArgs};
 
 #[derive(Debug, Default, Args)]
 pub struct GenerateArgs {
@@ -87,6 +87,9 @@ pub struct GenerateArgs {
     /// Don't mark the image as made by AI (IPTC's properties as XMP); laws may ask for the mark
     #[arg(long, help_heading = "Output")]
     pub no_ai_mark: bool,
+
+    #[command(flatten)]
+    pub sign: SignArgs,
 
     #[command(flatten)]
     pub check: CheckArgs,

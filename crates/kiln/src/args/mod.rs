@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod components;
 mod config;
+mod credentials;
 mod examples;
 mod files;
 mod generate;
@@ -12,6 +13,7 @@ mod machine;
 // What the program can't do without the server has no options.
 #[cfg_attr(not(feature = "serve"), path = "no_serve.rs")]
 mod serve;
+mod sign;
 mod size;
 mod train;
 mod upsample;
@@ -26,11 +28,13 @@ pub use bench::{BenchArgs, PhaseArg, SizeArg, StoredArg};
 pub use check::CheckArgs;
 pub use components::ComponentArgs;
 pub use config::{ConfigArgs, ConfigCommand};
+pub use credentials::{CredentialsArgs, CredentialsCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantizeArgs};
 pub use generate::{GenerateArgs, PreviewArg};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MachineArgs, ThreadArgs};
 pub use serve::*;
+pub use sign::SignArgs;
 pub use size::Aspect;
 pub use train::TrainArgs;
 pub use upsample::{UpsampleArgs, UpsampleSource};
@@ -100,6 +104,8 @@ pub enum Command {
     /// Describe a model, a weight file, or an image and its recipe
     #[command(visible_alias = "show", args_override_self = true)]
     Info(InfoArgs),
+    /// Make and show the key that `--sign` signs images with (C2PA)
+    Credentials(CredentialsArgs),
     /// Show or change the settings file, which holds defaults for options
     #[command(after_help = CONFIG_EXAMPLES)]
     Config(ConfigArgs),

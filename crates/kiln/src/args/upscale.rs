@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_engine::{LoraRef, Request};
 
-use super::{CheckArgs, ComponentArgs, GenerateArgs, MachineArgs, PreviewArg};
+use super::{CheckArgs, ComponentArgs, GenerateArgs, MachineArgs, PreviewArg, SignArgs};
 
 #[derive(Debug, Args)]
 pub struct UpscaleArgs {
@@ -81,6 +81,9 @@ pub struct UpscaleArgs {
     pub no_ai_mark: bool,
 
     #[command(flatten)]
+    pub sign: SignArgs,
+
+    #[command(flatten)]
     pub check: CheckArgs,
 
     /// Show the image in the terminal, after each tile; as for `kiln generate`
@@ -128,6 +131,7 @@ impl UpscaleArgs {
             output: Some(output),
             no_recipe: self.no_recipe,
             no_ai_mark: self.no_ai_mark,
+            sign: self.sign,
             check: self.check,
             preview: self.preview,
             json: self.json,

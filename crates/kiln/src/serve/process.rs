@@ -32,6 +32,7 @@ pub fn config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config, CliError>
             recipe: !args.no_recipe,
             ai_mark: !args.no_ai_mark,
             aigc_label: args.aigc_label.clone(),
+            credentials: args.sign.credentials()?,
         },
         traces: args.otlp.clone().map(|endpoint| TraceConfig { endpoint, service: service_name() }),
         check: args.check.check()?,

@@ -36,6 +36,7 @@ pub struct UserSettings {
     pub threads: Option<u32>,
     pub vram_limit: Option<u64>,
     pub cache: Option<f32>,
+    pub sign: Option<bool>,
     /// The table `[serve]`.
     pub serve: Vec<ServeOption>,
 }
@@ -53,7 +54,7 @@ pub struct Key {
 }
 
 /// All keys, in the order in which they are listed.
-pub const KEYS: [Key; 8] = [
+pub const KEYS: [Key; 9] = [
     Key {
         name: "model",
         about: "model of `generate` and `serve`: a name or a path",
@@ -109,6 +110,17 @@ pub const KEYS: [Key; 8] = [
         variable: None,
         default: || "0".into(),
         read: |settings, text| cache_threshold(text).map(|threshold| settings.cache = Some(threshold)),
+    },
+    Key {
+        name: "sign",
+        about: "whether image files are signed (C2PA): true or false",
+        variable: None,
+        default: || "false".into(),
+        read: |settings, text| {
+            let sign = text.parse().map_err(|_| "expected true or false".to_owned())?;
+            settings.sign = Some(sign);
+            Ok(())
+        },
     },
 ];
 
@@ -213,6 +225,7 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),
             Value::Float(number) => number.to_string(),
+            Value::Boolean(is_on) => is_on.to_string(),
             other => {
                 let found = other.type_str();
                 return Err(in_file(format!("`{name}` is a value of the type {found}, expected a text"))
@@ -268,6 +281,7 @@ pub fn get() -> &'static UserSettings {
         threads: None,
         vram_limit: None,
         cache: None,
+        sign: None,
         serve: Vec::new(),
     };
     SETTINGS.get().unwrap_or(&EMPTY)

@@ -46,6 +46,7 @@ mod serve;
 mod serve_options;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve_train;
+mod sign;
 mod step_cache;
 mod terminal;
 mod train;

@@ -145,6 +145,9 @@ pub(crate) struct About {
     /// The label of GB 45438 that they have, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     aigc_label: Option<String>,
+    /// Whom the certificate names that image files are signed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed_by: Option<String>,
 }
 
 /// Returns the server's version, limits and queue length.
@@ -173,6 +176,7 @@ pub(crate) async fn about(
         train: trainings.is_some() && caller.may_train(),
         ai_mark: jobs.config.embedded.ai_mark,
         aigc_label: jobs.config.embedded.aigc_label.clone(),
+        signed_by: jobs.config.embedded.credentials.as_ref().map(|own| own.signer.name().to_owned()),
     };
     json(StatusCode::OK, &about)
 }

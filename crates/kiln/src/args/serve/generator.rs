@@ -7,6 +7,7 @@ use kiln_engine::Settings;
 
 use crate::args::check::CheckArgs;
 use crate::args::machine::MachineArgs;
+use crate::args::sign::SignArgs;
 
 /// The longest time that an option gives, in seconds: 30 days.
 pub const MAX_SECONDS: u64 = 30 * 24 * 3600;
@@ -92,6 +93,9 @@ pub struct GeneratorArgs {
     /// OpenTelemetry collector that gets the traces of jobs, as OTLP over HTTP, such as http://localhost:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Network", value_parser = http_address)]
     pub otlp: Option<String>,
+
+    #[command(flatten)]
+    pub sign: SignArgs,
 
     #[command(flatten)]
     pub check: CheckArgs,

@@ -1,0 +1,51 @@
+//! C2PA credentials: a signed statement inside an image file that says how it was made, and by whom.
+//!
+//! Only writing: no bytes of strangers are parsed here, but a user's own key and certificate. A store is added to the finished
+//! file, and its hash covers everything else in it.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use kiln_base::Utc;
+//! use kiln_credentials::{NewCredentials, Signer, Statement, sign};
+//! use kiln_image::{AiSource, Format, RgbImage, encode, read_manifest_store};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let files = NewCredentials::in_folder(folder.path());
+//! files.create("Ada's studio")?;
+//! let signer = Signer::open(&files.key, &files.certificate)?;
+//!
+//! let statement = Statement {
+//!     generator: ("Kiln".into(), "1.0.0".into()),
+//!     model: "FLUX.2 klein 4B".into(),
+//!     producer: None,
+//!     ingredients: vec![],
+//!     source: AiSource::Generated.address(),
+//!     when: Utc::now(),
+//! };
+//! let file = encode(&RgbImage::black(8, 8), Format::Png, None)?;
+//! let signed = sign(&file, Format::Png, &statement, &signer)?;
+//! assert!(kiln_credentials::is_store(&read_manifest_store(&signed)?.unwrap()));
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod algorithm;
+mod cbor;
+mod certificate;
+mod command;
+mod create;
+mod der;
+mod error;
+mod jumbf;
+mod key;
+mod manifest;
+mod sign;
+mod signer;
+
+pub use algorithm::Algorithm;
+pub use create::NewCredentials;
+pub use error::{Error, Result};
+pub use manifest::{Role, Statement, is_store};
+pub use sign::sign;
+pub use signer::Signer;

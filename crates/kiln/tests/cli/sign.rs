@@ -1,0 +1,79 @@
+//! Files that say where they come from: signed credentials.
+
+use std::fs;
+
+use crate::sandbox::Sandbox;
+
+fn store(sandbox: &Sandbox, name: &str) -> Option<Vec<u8>> {
+    kiln_image::read_manifest_store(&fs::read(sandbox.path(name)).unwrap()).unwrap()
+}
+
+#[test]
+fn files_are_signed_with_a_key_of_ones_own() {
+    let sandbox = Sandbox::new();
+    sandbox.generate(&["a fox", "-s", "1", "--sign", "-o", "a.png"]).fails(1, &["kiln credentials new"]);
+    assert!(!sandbox.path("a.png").exists());
+
+    let made = sandbox.kiln(&["credentials", "new", "--name", "Ada's studio"]).ok();
+    assert!(made.text().contains("Ada's studio"), "{}", made.text());
+    sandbox.kiln(&["credentials", "new", "--name", "Ada"]).fails(1, &["exists already"]);
+    assert!(sandbox.kiln(&["credentials", "show"]).ok().text().contains("Ada's studio"));
+
+    for name in ["a.png", "a.jpg", "a.webp"] {
+        let ran = sandbox.generate(&["a fox", "-s", "1", "--sign", "-o", name]).ok();
+        assert!(ran.err.contains("signed as Ada's studio"), "{}", ran.err);
+        let bytes = store(&sandbox, name).unwrap();
+        assert!(kiln_credentials::is_store(&bytes));
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains("c2pa.created") && text.contains("Ada's studio") && !text.contains("fox"));
+        assert!(sandbox.kiln(&["info", name]).ok().text().contains("signed (C2PA)"));
+    }
+    sandbox.generate(&["a fox", "-s", "1", "-o", "b.png"]).ok();
+    assert_eq!(store(&sandbox, "b.png"), None);
+    sandbox.kiln(&["config", "set", "sign", "true"]).ok();
+    let edit =
+        sandbox.generate(&["a fox", "-s", "1", "-i", "a.png", "--producer", "A Service", "-o", "c.png"]).ok();
+    assert!(edit.err.contains("`a.png` has credentials (C2PA), which are not carried over"), "{}", edit.err);
+    let bytes = store(&sandbox, "c.png").unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    for part in
+        ["c2pa.opened", "c2pa.edited", "parentOf", "A Service", "compositeWithTrainedAlgorithmicMedia"]
+    {
+        assert!(text.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn keys_that_do_not_fit_are_refused_before_anything_is_generated() {
+    let sandbox = Sandbox::new();
+    sandbox.kiln(&["credentials", "new", "--name", "a", "--folder", "one"]).ok();
+    sandbox.kiln(&["credentials", "new", "--name", "b", "--folder", "two"]).ok();
+    sandbox.write("text.pem", b"no key");
+    for (key, certificate, words) in [
+        ("one/key.pem", "two/certificate.pem", "does not belong to the certificate"),
+        ("one/key.pem", "one/root.pem", "that of an authority"),
+        ("text.pem", "one/certificate.pem", "has no private key"),
+        ("one/key.pem", "text.pem", "has no certificate"),
+        ("none.pem", "one/certificate.pem", "can't read"),
+    ] {
+        let args = ["a", "--sign-key", key, "--sign-cert", certificate, "-o", "a.png"];
+        sandbox.generate(&args).fails(1, &[words]);
+        assert!(!sandbox.path("a.png").exists());
+    }
+    let args = ["a", "--producer", "b", "-o", "a.png"];
+    sandbox.generate(&args).fails(2, &["--producer has no effect without --sign"]);
+}
+
+/// As c2patool's signers: `--signer-info`, else a signature of standard input.
+#[cfg(unix)]
+#[test]
+fn a_program_signs_with_a_key_that_kiln_does_not_see() {
+    let sandbox = Sandbox::new();
+    let args = ["a", "--sign-with", "sh signer.sh", "-o", "a.png"];
+    let failing = "#!/bin/sh\nexit 3\n";
+    sandbox.write("signer.sh", failing.as_bytes());
+    sandbox.generate(&args).fails(1, &["`sh signer.sh` failed"]);
+    sandbox.write("signer.sh", b"echo '{\"alg\":\"rot13\",\"sign_cert\":\"\"}'");
+    sandbox.generate(&args).fails(1, &["unknown algorithm `rot13`"]);
+    assert!(!sandbox.path("a.png").exists());
+}
