@@ -31,7 +31,7 @@ need_target() {
     fi
 }
 
-# Runs a command and prints what it does; on failure its last lines: suite NAME EXCEPTIONS COMMAND…
+# Runs a command and prints what it does; on failure its errors, else its last lines: suite NAME EXCEPTIONS COMMAND…
 # Counts the tests of all test binaries; a command without tests has passed or failed.
 suite() {
     local name=$1 exceptions=$2 log code=0 result
@@ -42,7 +42,7 @@ suite() {
         END { if (passed + failed) printf "%d passed%s", passed, failed ? ", " failed " failed" : "" }' "$log")
     if ((code)); then
         failed=1
-        tail -n 40 "$log" >&2
+        grep -aE "FAILED$|panicked at|^error" -A1 "$log" | cut -c1-300 >&2 || tail -n 40 "$log" >&2
         result=${result:-failed}
     fi
     row "$name" "${result:-passed}" "$exceptions"

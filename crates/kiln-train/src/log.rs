@@ -87,10 +87,12 @@ mod tests {
         let report = |step| StepReport { step, loss: 0.5, grad_norm: 1.0, learning_rate: 1e-4 };
         let mut log = Log::open(&path, 0, None).unwrap();
         (1..=5).for_each(|step| log.add(&report(step), 0.5, 0.1).unwrap());
+        drop(log);
         let mut log = Log::open(&path, 3, Some(&folder.path().join("tensorboard"))).unwrap();
         log.add(&report(4), 0.5, 0.1).unwrap();
         assert_eq!(Log::read(&path).iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2, 3, 4]);
         assert!(fs::read_dir(folder.path().join("tensorboard")).unwrap().count() == 1);
+        drop(log);
         Log::open(&path, 0, None).unwrap();
         assert!(Log::read(&path).is_empty());
     }

@@ -1,5 +1,6 @@
 //! torch's CUDA generator: one Philox stream per thread of the kernel that draws.
 
+use super::mul_add::{MulAdd, Software};
 use super::philox::philox4x32_10;
 
 /// Threads in a block of torch's random kernels.
@@ -107,7 +108,7 @@ fn box_muller(radius: u32, angle: u32) -> [f32; 2] {
     const UNIT: f32 = 1.0 / (1u64 << 32) as f32;
     const STEP: f32 = UNIT * std::f32::consts::TAU;
     let u = radius as f32 * UNIT + UNIT / 2.0;
-    let v = (angle as f32).mul_add(STEP, STEP / 2.0);
+    let v = Software::mul_add(angle as f32, STEP, STEP / 2.0);
     let radius = (-2.0 * f64::from(u).ln() as f32).sqrt();
     // The device divides by 2π again, rounding towards zero, before its table lookup of sine and cosine.
     let turns = truncate(f64::from(v) * f64::from(1.0 / std::f32::consts::TAU));

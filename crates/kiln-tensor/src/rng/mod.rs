@@ -22,6 +22,7 @@ mod cpu;
 mod cuda;
 mod half_normal;
 mod mt19937;
+mod mul_add;
 mod philox;
 mod vector_math;
 

@@ -252,7 +252,9 @@ mod tests {
         ];
         let folder = folder(&files);
         let items = list(folder.path()).unwrap().items;
-        let relative = |path: &PathBuf| path.strip_prefix(folder.path()).unwrap().display().to_string();
+        let relative = |path: &PathBuf| {
+            path.strip_prefix(folder.path()).unwrap().display().to_string().replace('\\', "/")
+        };
         let references: Vec<String> = items[0].references.iter().map(relative).collect();
         assert_eq!(references, ["before/1.jpg", "before2/1.png", "before10/1.png"]);
         let captions: Vec<_> = items.iter().map(|item| item.caption.as_deref().unwrap()).collect();

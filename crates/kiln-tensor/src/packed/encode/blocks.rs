@@ -92,7 +92,8 @@ mod tests {
             for ulps in [-1, 0, 1] {
                 let x = f32::from_bits((i as f32 / 10.0).to_bits().wrapping_add_signed(ulps));
                 if x.abs() <= 127.0 {
-                    assert_eq!(round_away_from_zero(x), x.round() as i8, "{x}");
+                    // In f64: of mingw-w64's functions for f32, not all round right.
+                    assert_eq!(round_away_from_zero(x), f64::from(x).round() as i8, "{x}");
                 }
             }
         }
