@@ -114,7 +114,10 @@ impl AtomicFile {
                 error if is_in_use(&error) && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
                 error if is_in_use(&error) => return Err(error),
                 // Not every file system can refuse to replace a file: not exFAT on macOS. A moment ago there was none.
-                _ => return Ok(drop(file.persist(&target)?)),
+                _ => {
+                    file.persist(&target)?;
+                    return Ok(());
+                }
             }
         }
     }
