@@ -13,7 +13,7 @@ use crate::{Algorithm, Error, Result};
 pub(crate) enum Key {
     Ecdsa(Algorithm, EcdsaKeyPair),
     Ed25519(Ed25519KeyPair),
-    Rsa(Box<RsaKeyPair>),
+    Rsa(RsaKeyPair),
 }
 
 impl Key {
@@ -33,7 +33,7 @@ impl Key {
         ecdsa(Algorithm::Es256, &signature::ECDSA_P256_SHA256_FIXED_SIGNING)
             .or_else(|| ecdsa(Algorithm::Es384, &signature::ECDSA_P384_SHA384_FIXED_SIGNING))
             .or_else(|| Ed25519KeyPair::from_pkcs8_maybe_unchecked(bytes).ok().map(Key::Ed25519))
-            .or_else(|| RsaKeyPair::from_pkcs8(bytes).ok().map(|key| Key::Rsa(key.into())))
+            .or_else(|| RsaKeyPair::from_pkcs8(bytes).ok().map(Key::Rsa))
             .ok_or_else(|| {
                 Error::content(
                     path,

@@ -40,6 +40,6 @@ fn uuid() -> Result<String> {
     getrandom::fill(&mut bytes).map_err(|error| Error::Signing(error.to_string()))?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex = kiln_base::hex(&bytes);
+    let hex = kiln_base::hex(bytes);
     Ok([&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-"))
 }

@@ -24,14 +24,14 @@ pub struct Signer {
 }
 
 enum Secret {
-    Key(Key),
+    Key(Box<Key>),
     Command(SignCommand),
 }
 
 impl Signer {
     /// Opens a key and its certificates, which PEM files hold.
     pub fn open(key: &Path, certificates: &Path) -> Result<Signer> {
-        Signer::checked(Secret::Key(Key::open(key)?), read_chain(certificates)?)
+        Signer::checked(Secret::Key(Box::new(Key::open(key)?)), read_chain(certificates)?)
     }
 
     /// Asks a program, which is not run by a shell, for its certificates.
