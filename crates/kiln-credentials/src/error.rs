@@ -64,6 +64,12 @@ impl Error {
             Error::Content { problem, .. } if problem.contains("PKCS#8") => {
                 Some("convert it: openssl pkcs8 -topk8 -nocrypt -in old.pem -out key.pem")
             }
+            Error::Content { .. } => {
+                Some("give the files of the private key and of its certificate, both as PEM")
+            }
+            Error::Command { .. } => Some(
+                "run it by hand with --signer-info: it prints alg and sign_cert as JSON, and ends with status 0",
+            ),
             _ => None,
         }
     }

@@ -172,6 +172,7 @@ pages! {
     the_commands_about_caching_run "docs/caching.md" 2;
     the_commands_about_filters_run "docs/filters.md" 3;
     the_commands_about_c_run "docs/c.md" 1;
+    the_commands_about_provenance_run "docs/provenance.md" 6;
     the_commands_about_security_run "docs/security.md" 1;
     the_commands_about_troubleshooting_run "docs/troubleshooting.md" 2;
     the_commands_about_errors_run "docs/errors.md" 1;

@@ -177,8 +177,8 @@ fn info_shows_the_recipe_of_an_image() {
     sandbox.generate(&["a red fox", "-S", "42", "-o", "fox.png"]).ok();
     let ran = sandbox.kiln(&["info", "fox.png"]).ok();
     for line in [
-        "kind    image",
-        "format  PNG",
+        "kind         image",
+        "format       PNG",
         "prompt      a red fox",
         "seed        42",
         "variant       klein (distilled)",
@@ -192,7 +192,11 @@ fn info_shows_the_recipe_of_an_image() {
 
     sandbox.write("plain.png", &png(&pattern(65, 70)));
     let ran = sandbox.kiln(&["info", "plain.png"]).ok();
-    assert!(ran.text().contains("width   65") && ran.text().contains("recipe  none"), "{}", ran.text());
+    assert!(
+        ran.text().contains("width        65") && ran.text().contains("recipe       none"),
+        "{}",
+        ran.text()
+    );
 }
 
 #[test]
