@@ -254,7 +254,7 @@ async fn files_are_marked_as_the_operator_says_whatever_the_job() {
             assert!(!text.contains("a fox"));
         }
         let body = json!({ "prompt": "a fox", "ai_mark": false });
-        server.post("/v1/jobs", body).await.expect_error(400, "invalid_json");
+        server.post("/v1/jobs", body).await.expect_error(400, "invalid_request");
     }
 }
 

@@ -36,12 +36,13 @@ const ALONE: [&str; 16] = [
     "gallery::the_oldest_images_are_deleted",
 ];
 /// Tests of what a gateway leaves to its workers, or does not do; of the jobs that a worker has claimed ahead.
-const NOT_ON_A_GATEWAY: [&str; 8] = [
+const NOT_ON_A_GATEWAY: [&str; 9] = [
     "trainings::",
     "downloads::",
     "prompts::",
     "keys::only_admins_download_models",
     "keys::recipes_are_left_out_of_files_on_request",
+    "keys::files_are_marked_as_the_operator_says_whatever_the_job",
     "keys::errors_name_no_folder_of_the_server",
     "jobs::a_running_job_is_cancelled_within_a_step_and_a_queued_one_at_once",
     "shares::many_images_of_one_client_push_out_none_of_another",
