@@ -51,7 +51,7 @@ suite() {
 
 # The image that every platform must give byte for byte: in f32, instruction sets with fused multiply-adds add up alike.
 ember=(generate "a lighthouse on a cliff above the sea at sunset, long shadows, warm light" -S 42 -W 256 -H 256
-    --dtype f32 --no-recipe)
+    --dtype f32 --no-recipe --no-ai-mark)
 
 # The SHA-256 of that image's file, on x86-64 Linux and everywhere else.
 ember_sha256=a98d739f7f3064fe27c77e9c42c7e88b77e816c1fd410400b924fe21f2d4bf3a

@@ -25,7 +25,7 @@ fn opened(dir: &TempDir) -> String {
 /// The error, with `DIR` for the folder's random name.
 fn open_error(dir: &TempDir) -> String {
     let message = WeightSource::open(dir.path()).unwrap_err().to_string();
-    message.replace(dir.path().to_str().unwrap(), "DIR")
+    message.replace(dir.path().to_str().unwrap(), "DIR").replace('\\', "/")
 }
 
 /// Two shards and their index.
