@@ -16,6 +16,7 @@ mod conv;
 mod conv_f32;
 mod conv_hopper;
 pub(crate) mod elementwise;
+mod epilogue;
 mod fp8;
 pub(crate) mod grid;
 mod group_norm;
