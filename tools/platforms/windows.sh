@@ -36,6 +36,8 @@ except conformance "they replace a file that is mapped, which Windows refuses" a
     a_model_without_vae_needs_one nan_latents_of_a_reference_image_are_an_error a_gap_in_the_block_numbers_is_an_error \
     a_tensor_that_nobody_reads_is_an_error_that_names_it every_changed_set_of_tensors_is_noticed \
     leftovers_of_training_are_noted_and_counters_are_not
+except engine "they replace a file that is mapped, which Windows refuses" \
+    a_lora_that_is_replaced_while_the_model_is_loaded a_vae_that_is_replaced_while_the_model_is_loaded
 # They send Ctrl-Break to one program, as consoles of Windows can: they have not run anywhere yet. The suite `console` sends Ctrl-C.
 except CLI "Wine sends no event to another program's console" cancel:: the_first_ctrl_c_ends_a_stalled_download \
     an_interrupted_pull_of_dev a_training_that_is_killed_or_cancelled a_signal_stops_the_server

@@ -121,6 +121,8 @@ fn what_is_beside_the_layers_needs_no_reader_and_leaves_the_fingerprint_alone() 
     assert_eq!(source.check_tensors(Component::TextEncoder, &known).unwrap(), None);
     let alone: Tensors = tensors.iter().filter(|(name, _)| name.starts_with("model.")).cloned().collect();
     let fingerprint = source.fingerprint().unwrap();
+    // Windows replaces no file that is mapped.
+    drop(source);
     assert_eq!(open(&dir, &alone, str::to_owned).fingerprint().unwrap(), fingerprint);
     let mut strange = tensors;
     strange.push(("model.layers.0.self_attn.sinks".into(), HostTensor::zeros([6])));
