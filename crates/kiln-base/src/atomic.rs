@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(error.to_string(), "another program has it open");
         assert_eq!((fs::read(&path).unwrap(), names(folder.path()).len()), (b"old".to_vec(), 1));
         let closing = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(std::time::Duration::from_millis(200));
             drop(kept);
         });
         write_atomic(&path, b"new").unwrap();

@@ -1,6 +1,6 @@
 //! Where images and latents can be written.
 
-use std::fs::{self, File};
+use std::fs;
 
 use crate::sandbox::Sandbox;
 
@@ -100,7 +100,7 @@ fn a_full_disk_has_a_hint() {
     let model = sandbox.model().to_str().unwrap();
     let quick = ["generate", "fox", "-m", model, "-W", "16", "-H", "16", "-s", "1"];
     let full = |args: &[&str]| {
-        let stdout = File::options().write(true).open("/dev/full").unwrap();
+        let stdout = fs::File::options().write(true).open("/dev/full").unwrap();
         let output =
             sandbox.command(args).stdout(stdout).stderr(std::process::Stdio::piped()).output().unwrap();
         crate::sandbox::RunOutput::from(output).fails(1, &["to standard output", "No space left", "hint: "]);
