@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_base::{Utc, unix_seconds};
+use kiln_base::{Program, Utc, unix_seconds};
 
 use crate::cbor::Value;
 use crate::certificate::Certificate;
@@ -34,9 +34,9 @@ impl Signer {
         Signer::checked(Secret::Key(Box::new(Key::open(key)?)), read_chain(certificates)?)
     }
 
-    /// Asks a program, which is not run by a shell, for its certificates.
-    pub fn command(words: Vec<String>) -> Result<Signer> {
-        let (command, chain) = SignCommand::open(words)?;
+    /// Asks a program for its certificates.
+    pub fn command(program: Program) -> Result<Signer> {
+        let (command, chain) = SignCommand::open(program)?;
         Signer::checked(Secret::Command(command), chain)
     }
 

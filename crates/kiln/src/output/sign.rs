@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_base::Program;
 use kiln_catalog::ModelFolders;
 use kiln_credentials::{NewCredentials, Signer};
 use kiln_engine::Credentials;
@@ -23,9 +24,12 @@ impl SignArgs {
         }
         let signer = match (&self.sign_with, &self.sign_key, &self.sign_cert) {
             (Some(command), ..) => {
-                let words = kiln_filters::split_words(command);
-                let invalid = |problem| CliError::usage(format!("invalid --sign-with: {problem}"));
-                Signer::command(words.map_err(invalid)?)?
+                let program = Program::parse(command);
+                let invalid = |problem| {
+                    CliError::usage(format!("invalid --sign-with: {problem}"))
+                        .hint("give a program with its arguments, such as \"python3 sign.py\"; no shell runs it")
+                };
+                Signer::command(program.map_err(invalid)?)?
             }
             (None, Some(key), Some(certificate)) => Signer::open(key, certificate)?,
             _ => {
