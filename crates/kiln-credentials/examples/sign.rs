@@ -98,7 +98,7 @@ fn write(
 ) -> Result<()> {
     // Recipes of both parities, and one that XMP and EXIF have to be behind.
     let recipe = if side == 65 { format!("{{\"a\":\"{}\"}}", "b".repeat(70_001)) } else { "{}".to_owned() };
-    let pixels = (0..u64::from(side * side * 3)).map(|i| (i * i / 7 ^ i >> 3) as u8).collect();
+    let pixels = (0..u64::from(side * side * 3)).map(|i| (i * i / 7) as u8).collect();
     let image = RgbImage::new(side, side, pixels)?;
     let source = if statement.ingredients.iter().any(|own| own.role == Role::Initial) {
         AiSource::Composite

@@ -99,7 +99,8 @@ fn keys_that_do_not_fit_are_refused() {
 fn certificates_that_validators_would_refuse_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let key = KeyPair::generate().unwrap();
-    let cases: [(&str, fn(&mut CertificateParams)); 8] = [
+    type Change = fn(&mut CertificateParams);
+    let cases: [(&str, Change); 8] = [
         ("expired on 2021-02-03", |params| params.not_after = date_time_ymd(2021, 2, 3)),
         ("not valid before 2999-01-01", |params| {
             (params.not_before, params.not_after) = (date_time_ymd(2999, 1, 1), date_time_ymd(2999, 2, 1));
