@@ -112,7 +112,9 @@ impl TimeStamps {
             return Err(format!("it answered with status {status}"));
         }
         let token = query.token(&body)?.to_vec();
-        self.room.fetch_max(token.len() + SLACK, Relaxed);
+        if token.len() > self.room() {
+            self.room.fetch_max(token.len() + SLACK, Relaxed);
+        }
         Ok(token)
     }
 }
