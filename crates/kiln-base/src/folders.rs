@@ -35,6 +35,11 @@ pub fn data() -> Option<PathBuf> {
     Base { xdg: "XDG_DATA_HOME", linux: ".local/share", macos, windows: "LOCALAPPDATA" }.find()
 }
 
+/// The folder of the user's key and certificates to sign images with: `kiln/credentials` in [`data`].
+pub fn credentials() -> Option<PathBuf> {
+    Some(data()?.join("kiln").join("credentials"))
+}
+
 /// A path from an environment variable; an empty variable counts as unset.
 pub fn from_env(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)

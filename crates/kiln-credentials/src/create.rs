@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, Signer};
 
 /// How long they are valid.
 const YEARS: i64 = 10;
@@ -36,6 +36,14 @@ impl NewCredentials {
         }
     }
 
+    /// Opens them to sign with.
+    pub fn open(&self) -> Result<Signer> {
+        if !self.key.is_file() {
+            return Err(Error::NoKey { path: self.key.clone() });
+        }
+        Signer::open(&self.key, &self.certificate)
+    }
+
     /// Makes a key and certificates in the name of `name`. The authority's key is not kept: it signs this once.
     pub fn create(&self, name: &str) -> Result<()> {
         let failed = |error: rcgen::Error| Error::Signing(format!("can't make a certificate: {error}"));
@@ -43,7 +51,6 @@ impl NewCredentials {
         let params = |title: String| {
             let mut params = CertificateParams::default();
             params.distinguished_name.push(DnType::CommonName, title);
-            params.distinguished_name.push(DnType::OrganizationName, name);
             // A day of room for clocks that are slow.
             let yesterday = Utc::from_seconds(now.seconds() - 86_400);
             params.not_before = date_time_ymd(yesterday.year as i32, yesterday.month, yesterday.day);
@@ -57,6 +64,8 @@ impl NewCredentials {
         let root =
             CertifiedIssuer::self_signed(root, KeyPair::generate().map_err(failed)?).map_err(failed)?;
         let mut signer = params(name.to_owned());
+        // What validators show.
+        signer.distinguished_name.push(DnType::OrganizationName, name);
         signer.is_ca = IsCa::ExplicitNoCa;
         signer.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         signer.extended_key_usages = vec![

@@ -15,6 +15,12 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// Nobody has made a key.
+    #[error("there is no key to sign with in `{}`", path.display())]
+    NoKey {
+        /// Where it would be.
+        path: PathBuf,
+    },
     /// A file of a key or certificate has something else in it.
     #[error("`{}` {problem}", path.display())]
     Content {
@@ -40,6 +46,14 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// The authority of time stamps.
+    #[error("no time stamp from `{url}`: {problem}")]
+    TimeStamp {
+        /// Its address.
+        url: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The image file.
     #[error(transparent)]
     Image(#[from] kiln_image::Error),
@@ -60,6 +74,9 @@ impl Error {
                 "`kiln credentials new` makes a certificate; one of an authority needs the extended key usages \
                  emailProtection (and C2PA's claim signing, if it has that), and must not be an authority itself",
             ),
+            Error::NoKey { .. } => Some(
+                "make one with `kiln credentials new`, or give a key and its certificate, or a program that signs",
+            ),
             Error::KeyMismatch => Some("give the key and the certificate that were made together"),
             Error::Content { problem, .. } if problem.contains("PKCS#8") => {
                 Some("convert it: openssl pkcs8 -topk8 -nocrypt -in old.pem -out key.pem")
@@ -69,6 +86,10 @@ impl Error {
             }
             Error::Command { .. } => Some(
                 "run it by hand with --signer-info: it prints alg and sign_cert as JSON, and ends with status 0",
+            ),
+            Error::TimeStamp { .. } => Some(
+                "give the address of an authority that answers RFC 3161 requests over HTTP; without one, files are signed \
+                 without a time stamp",
             ),
             _ => None,
         }

@@ -1,7 +1,7 @@
 //! C2PA credentials: a signed statement inside an image file that says how it was made, and by whom.
 //!
-//! Only writing: no bytes of strangers are parsed here, but a user's own key and certificate. A store is added to the finished
-//! file, and its hash covers everything else in it.
+//! Only writing: of strangers, nothing is parsed here but the answers of an authority of time stamps. A store is added to the
+//! finished file, and its hash covers everything else in it.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,10 +42,11 @@ mod key;
 mod manifest;
 mod sign;
 mod signer;
+mod time_stamp;
 
 pub use algorithm::Algorithm;
 pub use create::NewCredentials;
 pub use error::{Error, Result};
-pub use manifest::{Role, Statement, is_store};
+pub use manifest::{Ingredient, Role, Statement, is_store};
 pub use sign::sign;
 pub use signer::Signer;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use kiln_base::Utc;
 use ring::digest::{SHA256, digest};
 
+use crate::Result;
 use crate::cbor::Value;
 use crate::jumbf::{self, Kind, Superbox};
-use crate::{Result, Signer};
 
 const SPEC_VERSION: &str = "2.4.0";
 const ACTIONS: &str = "c2pa.actions.v2";
@@ -28,11 +28,18 @@ pub struct Statement {
     /// Who provides the service or the image, if that is told.
     pub producer: Option<String>,
     /// The images that it was made from.
-    pub ingredients: Vec<Role>,
+    pub ingredients: Vec<Ingredient>,
     /// IPTC's address of how much of it a model made.
     pub source: String,
     /// When it was made.
     pub when: Utc,
+}
+
+/// An image that another was made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ingredient {
+    /// What it was for.
+    pub role: Role,
 }
 
 /// What an image was for that another was made from. Its file is not named: that may tell more than its owner means to.
@@ -48,40 +55,27 @@ pub enum Role {
 pub(crate) struct Binding {
     pub range: Range<usize>,
     pub hash: Vec<u8>,
+    /// Bytes that make the store's length even.
+    pub padding: usize,
 }
 
-/// Returns a store with one manifest, of even length.
+/// Returns a store with one manifest. `seal` makes the signature of its claim.
 pub(crate) fn store(
     statement: &Statement,
     binding: &Binding,
     id: &str,
     format: &str,
-    signer: &Signer,
-) -> Result<Vec<u8>> {
-    let unpadded = padded(statement, binding, id, format, signer, 0)?;
-    if unpadded.len() % 2 == 0 {
-        return Ok(unpadded);
-    }
-    padded(statement, binding, id, format, signer, 1)
-}
-
-fn padded(
-    statement: &Statement,
-    binding: &Binding,
-    id: &str,
-    format: &str,
-    signer: &Signer,
-    padding: usize,
+    seal: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
 ) -> Result<Vec<u8>> {
     let label = format!("urn:c2pa:{id}");
-    let ingredients = statement.ingredients.iter().enumerate().map(|(i, role)| {
+    let ingredients = statement.ingredients.iter().enumerate().map(|(i, own)| {
         let label = if i == 0 { INGREDIENT.to_owned() } else { format!("{INGREDIENT}__{i}") };
-        (*role, Assertion::new(&label, &ingredient(*role)))
+        (own.role, Assertion::new(&label, &ingredient(own)))
     });
     let ingredients: Vec<_> = ingredients.collect();
     let mut assertions = vec![
         Assertion::new(ACTIONS, &actions(statement, &ingredients)),
-        Assertion::new(DATA_HASH, &data_hash(binding, padding)),
+        Assertion::new(DATA_HASH, &data_hash(binding)),
         Assertion::new(AI_DISCLOSURE, &disclosure(statement)),
     ];
     assertions.extend(ingredients.into_iter().map(|(_, assertion)| assertion));
@@ -103,7 +97,7 @@ fn padded(
         ("created_assertions", Some(Value::Array(assertions.iter().map(Assertion::link).collect()))),
     ]);
     let claim = claim.encode();
-    let signature = signer.cose(&claim)?;
+    let signature = seal(&claim)?;
     let boxes: Vec<_> = assertions.into_iter().map(|assertion| assertion.superbox).collect();
     let manifest = [
         jumbf::superbox(Kind::AssertionStore, ASSERTIONS, &boxes),
@@ -159,31 +153,27 @@ fn actions(statement: &Statement, ingredients: &[(Role, Assertion)]) -> Value {
     ])
 }
 
-fn data_hash(binding: &Binding, padding: usize) -> Value {
+fn data_hash(binding: &Binding) -> Value {
     let exclusion = Value::object([
         ("start", Some(Value::Unsigned(binding.range.start as u64))),
         ("length", Some(Value::Unsigned(binding.range.len() as u64))),
     ]);
     Value::object([
         ("exclusions", Some(Value::Array(vec![exclusion]))),
-        ("alg", Some(Value::text("sha256"))),
         ("hash", Some(Value::Bytes(binding.hash.clone()))),
-        ("name", Some(Value::text("jumbf manifest"))),
-        ("pad", Some(Value::Bytes(vec![0; padding]))),
+        ("pad", Some(Value::Bytes(vec![0; binding.padding]))),
     ])
 }
 
 fn disclosure(statement: &Statement) -> Value {
-    let oversight = Value::object([("humanOversightLevel", Some(Value::text("prompt_guided")))]);
     Value::object([
         ("modelType", Some(Value::text("c2pa.types.model"))),
         ("modelName", Some(Value::text(&statement.model))),
-        ("contentProfile", Some(oversight)),
     ])
 }
 
-fn ingredient(role: Role) -> Value {
-    let (title, relationship) = match role {
+fn ingredient(ingredient: &Ingredient) -> Value {
+    let (title, relationship) = match ingredient.role {
         Role::Initial => ("initial image", "parentOf"),
         Role::Reference => ("reference image", "inputTo"),
     };

@@ -1,6 +1,8 @@
 //! Signing a finished file: nothing may be added to it afterwards.
 
-use kiln_image::{Format, with_manifest_store};
+use std::cell::Cell;
+
+use kiln_image::{Format, ManifestPlace};
 use ring::digest::{Context, SHA256};
 
 use crate::manifest::{self, Binding, Statement};
@@ -10,28 +12,50 @@ use crate::{Error, Result, Signer};
 pub fn sign(file: &[u8], format: Format, statement: &Statement, signer: &Signer) -> Result<Vec<u8>> {
     signer.check()?;
     let (id, format) = (uuid()?, format.media_type());
-    let build = |binding: &Binding| manifest::store(statement, binding, &id, format, signer);
-    // The length of the store is written in it, and in some files before it: a few rounds until it stays the same.
-    let mut binding = Binding { range: 0..0, hash: vec![0; 32] };
-    let mut length = 0;
-    for _ in 0..8 {
-        let found = build(&binding)?.len();
-        if found == length {
-            break;
+    // A token of a time stamp may be longer than those before it, and takes more room then.
+    const ATTEMPTS: usize = 3;
+    for _ in 0..ATTEMPTS {
+        let length = signer.seal_length();
+        let build = |binding: &Binding, seal: &dyn Fn(&[u8]) -> Result<Vec<u8>>| {
+            manifest::store(statement, binding, &id, format, seal)
+        };
+        let (mut binding, place) = measured(file, |binding| build(binding, &|_| Ok(vec![0; length])))?;
+        let mut hash = Context::new(&SHA256);
+        place.rest().for_each(|part| hash.update(part));
+        binding.hash = hash.finish().as_ref().to_vec();
+        let is_too_long = Cell::new(false);
+        let store = build(&binding, &|claim| {
+            let seal = signer.seal(claim, length)?;
+            is_too_long.set(seal.is_none());
+            Ok(seal.unwrap_or_default())
+        })?;
+        if !is_too_long.get() {
+            return Ok(place.fill(&store));
         }
-        length = found;
-        binding.range = with_manifest_store(file, &vec![0; length])?.1;
     }
-    let (unsigned, range) = with_manifest_store(file, &vec![0; length])?;
-    let mut hash = Context::new(&SHA256);
-    hash.update(&unsigned[..range.start]);
-    hash.update(&unsigned[range.end..]);
-    let store = build(&Binding { range: range.clone(), hash: hash.finish().as_ref().to_vec() })?;
-    let (signed, place) = with_manifest_store(file, &store)?;
-    if place != range {
-        return Err(Error::Signing("signatures of the key have no fixed length".into()));
+    Err(Error::Signing("signatures or time stamps have no fixed length".into()))
+}
+
+/// Finds the place of a store. Its length is written in it, and in some files before it: a few rounds until it stays the same.
+fn measured(
+    file: &[u8],
+    build: impl Fn(&Binding) -> Result<Vec<u8>>,
+) -> Result<(Binding, ManifestPlace<'_>)> {
+    const ROUNDS: usize = 8;
+    let mut binding = Binding { range: 0..0, hash: vec![0; SHA256.output_len()], padding: 0 };
+    for _ in 0..ROUNDS {
+        let mut length = build(&binding)?.len();
+        if length % 2 == 1 {
+            binding.padding = 1 - binding.padding;
+            length = build(&binding)?.len();
+        }
+        let place = ManifestPlace::new(file, length)?;
+        if place.range() == binding.range {
+            return Ok((binding, place));
+        }
+        binding.range = place.range();
     }
-    Ok(signed)
+    Err(Error::Signing("the length of the credentials does not settle".into()))
 }
 
 /// A random UUID.

@@ -1,13 +1,13 @@
 //! What image files say of how they were generated: the recipe, the AI mark, signed credentials. Every door writes its files
 //! here.
 
-use std::fmt;
 use std::sync::Arc;
 
 use kiln_base::Utc;
-use kiln_credentials::{Role, Signer, Statement};
-use kiln_image::{AiMark, Encoding, Metadata, RgbImage};
+use kiln_credentials::{Ingredient, Role, Statement};
+use kiln_image::{AiMark, Encoding, Metadata, RgbImage, read_manifest_store};
 
+use crate::credentials::Credentials;
 use crate::error::{Error, Result};
 use crate::request::Request;
 
@@ -24,20 +24,6 @@ pub struct Embedded {
     pub aigc_label: Option<String>,
     /// Who signs the file.
     pub credentials: Option<Arc<Credentials>>,
-}
-
-/// Who signs image files, and in whose name.
-pub struct Credentials {
-    /// The key with its certificate.
-    pub signer: Signer,
-    /// Who provides the images, besides the certificate's name.
-    pub producer: Option<String>,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Credentials of {:?}", self.signer.name())
-    }
 }
 
 /// How an image was generated.
@@ -60,9 +46,33 @@ impl Default for Embedded {
 }
 
 impl Embedded {
+    /// Refuses a signer whose certificate has expired since it was opened: before an image is generated.
+    pub fn check(&self) -> Result<()> {
+        self.credentials.as_ref().map_or(Ok(()), |own| own.signer.check()).map_err(Error::Credentials)
+    }
+
+    /// What to tell of a file that an image is made from: its credentials are not carried over.
+    pub fn input_note(&self, name: &str, file: &[u8]) -> Option<String> {
+        let has_credentials = read_manifest_store(file).is_ok_and(|store| store.is_some());
+        has_credentials.then(|| format!("`{name}` has credentials (C2PA), which are not carried over"))
+    }
+
+    /// Encodes an image that is no result, such as a preview: with the mark alone.
+    pub fn encode_preview(
+        &self,
+        image: &RgbImage,
+        encoding: Encoding,
+        request: &Request,
+        model: &str,
+    ) -> Result<Vec<u8>> {
+        let mark = self.ai_mark(request, model);
+        let metadata = Metadata { recipe: None, parameters: None, ai_mark: mark.as_ref() };
+        Ok(kiln_image::encode_with_metadata(image, encoding, &metadata)?)
+    }
+
     /// Encodes an image. It is signed last: nothing may be added to the file afterwards.
     pub fn encode(&self, image: &RgbImage, encoding: Encoding, origin: &ImageOrigin<'_>) -> Result<Vec<u8>> {
-        let mark = self.ai_mark(origin);
+        let mark = self.ai_mark(origin.request, origin.model);
         let metadata = Metadata {
             recipe: self.recipe.then_some(origin.recipe),
             parameters: origin.parameters.filter(|_| self.recipe),
@@ -80,6 +90,7 @@ impl Embedded {
                 .iter()
                 .map(|_| Role::Initial)
                 .chain(request.references.iter().map(|_| Role::Reference))
+                .map(|role| Ingredient { role })
                 .collect(),
             source: request.ai_source().address(),
             when: Utc::now(),
@@ -89,10 +100,10 @@ impl Embedded {
     }
 
     /// The mark of an image's file. It has neither prompt nor date nor the names of files.
-    fn ai_mark(&self, origin: &ImageOrigin<'_>) -> Option<AiMark> {
+    fn ai_mark(&self, request: &Request, model: &str) -> Option<AiMark> {
         self.ai_mark.then(|| AiMark {
-            source: origin.request.ai_source(),
-            system: format!("Kiln, {}", origin.model),
+            source: request.ai_source(),
+            system: format!("Kiln, {model}"),
             version: VERSION.into(),
             label: self.aigc_label.clone(),
         })

@@ -43,6 +43,7 @@
 mod backend;
 mod content_hashes;
 mod counters;
+mod credentials;
 mod device_lease;
 mod embedded;
 mod engine;
@@ -81,8 +82,9 @@ pub mod wildcards;
 pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
 pub use content_hashes::ContentHashes;
 pub use counters::Counters;
+pub use credentials::{Credentials, KeySource};
 pub use device_lease::{DeviceLease, TrainingNeeds};
-pub use embedded::{Credentials, Embedded, ImageOrigin};
+pub use embedded::{Embedded, ImageOrigin};
 pub use engine::{Engine, EngineInfo, Task};
 pub use error::{
     Error, ErrorKind, Explain, Field, FieldGroup, FieldNames, Hint, MissingComponent, Piece, Result, Text,

@@ -108,6 +108,11 @@ typedef struct kiln_images kiln_images;
 typedef struct kiln_model kiln_model;
 
 /**
+ * A key with its certificate. Any thread may use it.
+ */
+typedef struct kiln_signer kiln_signer;
+
+/**
  * An input image: a file, or pixels in memory.
  */
 typedef struct {
@@ -479,6 +484,33 @@ typedef struct {
     const char *preview_vae;
 } kiln_model_options;
 
+/**
+ * Who signs, and what is added to signatures. All zero but the size are the defaults.
+ */
+typedef struct {
+    /**
+     * sizeof(kiln_signer_options).
+     */
+    size_t size;
+    /**
+     * The file of the private key, PEM in PKCS#8; NULL: that of `kiln credentials new`.
+     */
+    const char *key;
+    /**
+     * The file of its certificate and of those above it, PEM; NULL exactly if `key` is.
+     */
+    const char *certificate;
+    /**
+     * The name of the provider in signed files, besides the name in the certificate; NULL: none.
+     */
+    const char *producer;
+    /**
+     * The address of an authority that adds a time stamp to every signature (RFC 3161); NULL: none. It is asked for one at
+     * once, and for every file that is signed.
+     */
+    const char *timestamp_url;
+} kiln_signer_options;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -557,9 +589,25 @@ kiln_status kiln_image_png(const kiln_images *images,
                            kiln_buffer *buffer);
 
 /**
+ * Like kiln_image_png, and signs the file (C2PA): two runs give different bytes. `signer`: NULL signs nothing.
+ */
+kiln_status kiln_image_png_signed(const kiln_images *images,
+                                  size_t index,
+                                  const kiln_signer *signer,
+                                  kiln_buffer *buffer);
+
+/**
  * Writes an image to a file, whole or not at all: .png, .jpg or .webp, with the bytes of `kiln generate -o`.
  */
 kiln_status kiln_image_save(const kiln_images *images, size_t index, const char *path);
+
+/**
+ * Like kiln_image_save, and signs the file (C2PA). `signer`: NULL signs nothing.
+ */
+kiln_status kiln_image_save_signed(const kiln_images *images,
+                                   size_t index,
+                                   const char *path,
+                                   const kiln_signer *signer);
 
 /**
  * Frees bytes and sets them to NULL, so that freeing them again does nothing. NULL is ignored.
@@ -590,6 +638,20 @@ kiln_status kiln_model_load(kiln_model *model, const kiln_callbacks *callbacks, 
  * Frees a model; NULL is ignored. Calls that still use it run to their end.
  */
 kiln_status kiln_model_free(kiln_model *model);
+
+/**
+ * Opens a key and its certificate to sign files with (C2PA). One that does not fit, has expired or is for something else is
+ * an error.
+ *
+ * `options`: NULL are the defaults. `*signer` is NULL after an error; free it with kiln_signer_free.
+ */
+kiln_status kiln_signer_open(const kiln_signer_options *options,
+                             kiln_signer **signer);
+
+/**
+ * Frees a signer; NULL is ignored. Calls that still use it run to their end.
+ */
+kiln_status kiln_signer_free(kiln_signer *signer);
 
 /**
  * Returns the status of the last call on this thread that failed; KILN_STATUS_OK if none did.

@@ -41,6 +41,7 @@ namespace detail {
 struct Free {
     void operator()(kiln_model *model) const noexcept { kiln_model_free(model); }
     void operator()(kiln_images *images) const noexcept { kiln_images_free(images); }
+    void operator()(kiln_signer *signer) const noexcept { kiln_signer_free(signer); }
     void operator()(kiln_cancel_token *token) const noexcept { kiln_cancel_token_free(token); }
 };
 
@@ -148,6 +149,24 @@ struct Callbacks {
     std::function<void(const char *)> log;
 };
 
+/// A key with its certificate, to sign files with. Any thread may use it.
+class Signer {
+public:
+    /// Options with their defaults: the key of `kiln credentials new`.
+    static kiln_signer_options default_options() { return detail::sized<kiln_signer_options>(); }
+
+    explicit Signer(const kiln_signer_options &options = default_options()) {
+        kiln_signer *signer = nullptr;
+        check(kiln_signer_open(&options, &signer));
+        signer_.reset(signer);
+    }
+
+    const kiln_signer *get() const { return signer_.get(); }
+
+private:
+    std::unique_ptr<kiln_signer, detail::Free> signer_;
+};
+
 /// The images of a call.
 class Images {
 public:
@@ -162,16 +181,16 @@ public:
         return image;
     }
 
-    /// The bytes of a PNG file with the recipe.
-    std::vector<std::uint8_t> png(std::size_t index) const {
+    /// The bytes of a PNG file with the recipe, signed if there is a signer.
+    std::vector<std::uint8_t> png(std::size_t index, const Signer *signer = nullptr) const {
         kiln_buffer buffer = {nullptr, 0};
-        check(kiln_image_png(images_.get(), index, &buffer));
+        check(kiln_image_png_signed(images_.get(), index, signer ? signer->get() : nullptr, &buffer));
         const std::unique_ptr<kiln_buffer, void (*)(kiln_buffer *)> owner(&buffer, kiln_buffer_free);
         return std::vector<std::uint8_t>(buffer.data, buffer.data + buffer.length);
     }
 
-    void save(std::size_t index, const std::string &path) const {
-        check(kiln_image_save(images_.get(), index, path.c_str()));
+    void save(std::size_t index, const std::string &path, const Signer *signer = nullptr) const {
+        check(kiln_image_save_signed(images_.get(), index, path.c_str(), signer ? signer->get() : nullptr));
     }
 
 private:

@@ -9,6 +9,7 @@ use kiln_image::{Encoding, Format};
 
 use crate::abi::{self, SizedStruct};
 use crate::handles::Table;
+use crate::signer::{KilnSigner, SIGNERS};
 use crate::status::{Failure, KilnStatus, guard};
 
 pub(crate) static IMAGES: Table<Vec<ResultImage>> = Table::new("kiln_images");
@@ -70,9 +71,11 @@ impl From<GeneratedImage> for ResultImage {
 }
 
 impl ResultImage {
-    /// Encodes the image with this recipe.
-    fn encode(&self, recipe: &Recipe, format: Format) -> Result<Vec<u8>, Failure> {
-        Ok(recipe.encode(&self.image.image, Encoding::from(format), &Embedded::default())?)
+    /// Encodes the image with this recipe; signs the file unless the signer is NULL.
+    fn encode(&self, recipe: &Recipe, format: Format, signer: *const KilnSigner) -> Result<Vec<u8>, Failure> {
+        let credentials = if signer.is_null() { None } else { Some(SIGNERS.get(signer)?) };
+        let embedded = Embedded { credentials, ..Embedded::default() };
+        Ok(recipe.encode(&self.image.image, Encoding::from(format), &embedded)?)
     }
 }
 
@@ -131,6 +134,18 @@ pub unsafe extern "C" fn kiln_image_png(
     index: usize,
     buffer: *mut KilnBuffer,
 ) -> KilnStatus {
+    // SAFETY: arguments as the header says.
+    unsafe { kiln_image_png_signed(images, index, std::ptr::null(), buffer) }
+}
+
+/// Like kiln_image_png, and signs the file (C2PA): two runs give different bytes. `signer`: NULL signs nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kiln_image_png_signed(
+    images: *const KilnImages,
+    index: usize,
+    signer: *const KilnSigner,
+    buffer: *mut KilnBuffer,
+) -> KilnStatus {
     guard(|| {
         if buffer.is_null() {
             return Err(Failure::invalid("the kiln_buffer is NULL"));
@@ -139,7 +154,7 @@ pub unsafe extern "C" fn kiln_image_png(
         unsafe { *buffer = KilnBuffer { data: std::ptr::null_mut(), length: 0 } };
         let (all, index) = get(images, index)?;
         let image = &all[index];
-        let bytes = image.encode(&image.image.recipe, Format::Png)?.into_boxed_slice();
+        let bytes = image.encode(&image.image.recipe, Format::Png, signer)?.into_boxed_slice();
         let length = bytes.len();
         // SAFETY: as above.
         unsafe { *buffer = KilnBuffer { data: Box::into_raw(bytes).cast(), length } };
@@ -154,6 +169,18 @@ pub unsafe extern "C" fn kiln_image_save(
     index: usize,
     path: *const c_char,
 ) -> KilnStatus {
+    // SAFETY: arguments as the header says.
+    unsafe { kiln_image_save_signed(images, index, path, std::ptr::null()) }
+}
+
+/// Like kiln_image_save, and signs the file (C2PA). `signer`: NULL signs nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kiln_image_save_signed(
+    images: *const KilnImages,
+    index: usize,
+    path: *const c_char,
+    signer: *const KilnSigner,
+) -> KilnStatus {
     guard(|| {
         // SAFETY: the argument is as the header says.
         let path = unsafe { abi::name(path, "path")? };
@@ -161,7 +188,7 @@ pub unsafe extern "C" fn kiln_image_save(
         let (all, index) = get(images, index)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let recipe = all[index].image.recipe.clone().relative_to(folder);
-        let bytes = all[index].encode(&recipe, Format::from_path(&path)?)?;
+        let bytes = all[index].encode(&recipe, Format::from_path(&path)?, signer)?;
         Ok(kiln_image::write_file(&path, &bytes)?)
     })
 }

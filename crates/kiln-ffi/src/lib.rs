@@ -18,6 +18,7 @@ mod handles;
 mod images;
 mod model;
 mod request;
+mod signer;
 mod status;
 
 use std::ffi::{CStr, c_char};
@@ -28,11 +29,12 @@ pub use cancel::{
 };
 pub use generate::{kiln_generate, kiln_generate_json};
 pub use images::{
-    KilnBuffer, KilnImage, KilnImages, kiln_buffer_free, kiln_image_png, kiln_image_save, kiln_images_count,
-    kiln_images_free, kiln_images_get,
+    KilnBuffer, KilnImage, KilnImages, kiln_buffer_free, kiln_image_png, kiln_image_png_signed,
+    kiln_image_save, kiln_image_save_signed, kiln_images_count, kiln_images_free, kiln_images_get,
 };
 pub use model::{KilnModel, KilnModelOptions, kiln_model_free, kiln_model_load, kiln_model_open};
 pub use request::{KilnInput, KilnLora, KilnRequest};
+pub use signer::{KilnSigner, KilnSignerOptions, kiln_signer_free, kiln_signer_open};
 pub use status::{KilnStatus, kiln_last_error, kiln_last_hint, kiln_last_status};
 
 /// The version of the ABI that this header describes. It changes only if programs must be compiled again.

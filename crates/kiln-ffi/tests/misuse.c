@@ -172,6 +172,42 @@ static void freed_handles(const char *path) {
     FAILS(kiln_images_get(images, 0, &image), INVALID, "was freed");
 }
 
+/* The folder of `kiln credentials new` has a key; "text.pem" is none. */
+static void signers(kiln_model *model) {
+    kiln_signer *signer = (kiln_signer *)&signer;
+    FAILS(kiln_signer_open(NULL, NULL), INVALID, "the pointer for the kiln_signer is NULL");
+    kiln_signer_options options = {.size = sizeof options, .key = "text.pem"};
+    FAILS(kiln_signer_open(&options, &signer), INVALID, "a key needs its certificate");
+    CHECK(signer == NULL);
+    options.certificate = "text.pem";
+    FAILS(kiln_signer_open(&options, &signer), INVALID, "has no private key");
+    options.key = "none.pem";
+    FAILS(kiln_signer_open(&options, &signer), KILN_STATUS_IO, "none.pem");
+    options = (kiln_signer_options){.size = sizeof options, .timestamp_url = "http://127.0.0.1:1/"};
+    FAILS(kiln_signer_open(&options, &signer), KILN_STATUS_IO, "no time stamp");
+    options = (kiln_signer_options){.size = sizeof options, .producer = "A Service"};
+    CHECK(kiln_signer_open(&options, &signer) == KILN_STATUS_OK);
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+    kiln_buffer plain, signed_file;
+    CHECK(kiln_image_png(images, 0, &plain) == KILN_STATUS_OK);
+    CHECK(kiln_image_png_signed(images, 0, signer, &signed_file) == KILN_STATUS_OK);
+    /* Right behind the header. */
+    CHECK(memcmp(signed_file.data + 37, "caBX", 4) == 0 && memcmp(plain.data + 37, "caBX", 4) != 0);
+    CHECK(signed_file.length > plain.length + 1000);
+    kiln_buffer_free(&signed_file);
+    CHECK(kiln_image_png_signed(images, 0, NULL, &signed_file) == KILN_STATUS_OK);
+    CHECK(signed_file.length == plain.length && memcmp(signed_file.data, plain.data, plain.length) == 0);
+    kiln_buffer_free(&signed_file);
+    kiln_buffer_free(&plain);
+    CHECK(kiln_image_save_signed(images, 0, "signed.webp", signer) == KILN_STATUS_OK);
+    FAILS(kiln_image_save_signed(images, 0, "a.png", (kiln_signer *)images), INVALID, "this is no kiln_signer");
+    CHECK(kiln_signer_free(signer) == KILN_STATUS_OK && kiln_signer_free(NULL) == KILN_STATUS_OK);
+    FAILS(kiln_image_save_signed(images, 0, "a.png", signer), INVALID, "was freed");
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+}
+
 struct seen {
     kiln_model *model;
     kiln_cancel_token *token;
@@ -337,6 +373,7 @@ int main(int argc, char **argv) {
     zeros(model);
     other_versions(model);
     freed_handles(argv[1]);
+    signers(model);
     callbacks_and_cancel(model);
     inputs_and_batches(model);
     cancel_in_queue(model);

@@ -35,6 +35,11 @@ int main(int, char **argv) {
     check(images.size() == 1 && previews > 0, "one image with previews");
     check(images[0].seed == 7 && images.png(0).size() > 100, "seed and PNG");
     check(status_of([&] { images[1]; }) == KILN_STATUS_INVALID_ARGUMENT, "there is no second image");
+    const kiln::Signer signer;
+    check(images.png(0, &signer).size() > images.png(0).size() + 1000, "a signed file is longer");
+    auto options = kiln::Signer::default_options();
+    options.key = "none.pem";
+    check(status_of([&] { kiln::Signer(options).get(); }) == KILN_STATUS_INVALID_ARGUMENT, "half of a key");
 
     const kiln::Images json = model.generate_json(
         R"({"prompt":"a red fox","width":64,"height":64,"steps":2,"seed":7,"max_tokens":8})");

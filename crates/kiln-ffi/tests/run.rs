@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, OnceLock};
 
+use kiln_credentials::NewCredentials;
 use kiln_engine::{BatchLimit, ImageCollector, LocalFiles, Model, Plan, Request, Settings, Setup, Task};
 use kiln_golden::{Checkpoint, testdata};
 use kiln_image::Format;
@@ -156,6 +157,10 @@ fn the_examples_write_the_bytes_of_the_engine() {
 #[test]
 fn misuse_is_answered_without_leaks_or_bad_accesses() {
     let (folder, model) = (tempfile::tempdir().unwrap(), tiny());
+    let keys = folder.path().join("data/kiln/credentials");
+    fs::create_dir_all(&keys).unwrap();
+    NewCredentials::in_folder(&keys).create("Ada").unwrap();
+    fs::write(folder.path().join("text.pem"), "no key").unwrap();
     for compiler in compilers(&["gcc", "clang"]) {
         let sanitized = has_sanitizers(compiler, folder.path());
         if !sanitized {
@@ -165,6 +170,9 @@ fn misuse_is_answered_without_leaks_or_bad_accesses() {
         let program = folder.path().join(format!("misuse-{compiler}"));
         compile(compiler, &options, &crate_folder().join("tests/misuse.c"), &program);
         succeeded(command(&program).arg(model.path()).output().unwrap());
+        let signed = fs::read(folder.path().join("signed.webp")).unwrap();
+        let store = kiln_image::read_manifest_store(&signed).unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&store).contains("A Service"));
     }
     for compiler in compilers(&["g++", "clang++"]) {
         let sanitized = has_sanitizers(compiler, folder.path());

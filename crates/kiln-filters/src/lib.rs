@@ -28,9 +28,6 @@
 
 mod command;
 mod service;
-mod words;
-
-pub use words::split as split_words;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -140,11 +137,12 @@ impl Waiting<'_> {
         if (self.cancelled)() {
             return Err(Refusal::Cancelled);
         }
-        if Instant::now() >= self.deadline {
-            let seconds = self.timeout.as_secs_f32();
-            return Err(Refusal::Failed(format!("the check gave no answer within {seconds} s")));
-        }
-        Ok(())
+        if Instant::now() >= self.deadline { Err(self.no_answer()) } else { Ok(()) }
+    }
+
+    fn no_answer(&self) -> Refusal {
+        let seconds = self.timeout.as_secs_f32();
+        Refusal::Failed(format!("the check gave no answer within {seconds} s"))
     }
 
     /// Waits for a message of another thread.

@@ -60,7 +60,7 @@ pub use error::{Error, Result};
 pub use format::Format;
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};
 pub use limits::{MAX_BYTES, MAX_SIDE};
-pub use manifest_store::{read_manifest_store, with_manifest_store};
+pub use manifest_store::{ManifestPlace, read_manifest_store, with_manifest_store};
 pub use overlay::paste_back;
 pub use prepare::{init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to};
 pub use raster::{GrayImage, Raster, RgbImage};

@@ -17,37 +17,89 @@ const APP11: u8 = 0xeb;
 const JPEG_BOX: [u8; 4] = [b'J', b'P', 0, 1];
 /// Length and type of the box, which every segment repeats.
 const BOX_HEADER: usize = 8;
+/// What a chunk or a segment has besides its part of the store.
+const PNG_FRAME: usize = 12;
+const WEBP_FRAME: usize = 8;
+const JPEG_FRAME: usize = 4 + JPEG_BOX.len() + 4 + BOX_HEADER;
+/// Where a WebP file tells how many bytes follow.
+const RIFF_LENGTH: usize = 4;
 /// Most bytes of a store in one segment.
 const MAX_SEGMENT: usize = 65_000;
 
-/// Adds a store to a PNG, JPEG or WebP file without one. Also returns where it lies, with all that frames it: what a hash of
-/// the file has to leave out. A WebP file takes stores of even length alone, as validators expect.
+/// Adds a store to a PNG, JPEG or WebP file without one. Also returns where it lies, with all that frames it.
 pub fn with_manifest_store(file: &[u8], store: &[u8]) -> Result<(Vec<u8>, Range<usize>)> {
-    let (format, format_name) = sniff("<bytes>", file)?;
-    let damaged =
-        |reason: &str| Error::Damaged { name: "<bytes>".into(), format: format_name, reason: reason.into() };
-    let (at, framed) = match format {
-        ImageFormat::Png => {
-            let header = png_chunks::header_end(file).ok_or_else(|| damaged("it has no header"))?;
-            (header, png_chunks::chunk(PNG_CHUNK, store))
+    let place = ManifestPlace::new(file, store.len())?;
+    Ok((place.fill(store), place.range()))
+}
+
+/// Where a store will lie in a PNG, JPEG or WebP file that has none.
+#[derive(Debug)]
+pub struct ManifestPlace<'a> {
+    file: &'a [u8],
+    format: ImageFormat,
+    range: Range<usize>,
+    /// Where the file tells its length, and what that will be.
+    length: Option<(usize, [u8; 4])>,
+}
+
+impl<'a> ManifestPlace<'a> {
+    /// Finds the place of a store of so many bytes. A WebP file takes stores of even length alone, as validators expect.
+    pub fn new(file: &'a [u8], length: usize) -> Result<ManifestPlace<'a>> {
+        let (format, format_name) = sniff("<bytes>", file)?;
+        let damaged = |reason: &str| Error::Damaged {
+            name: "<bytes>".into(),
+            format: format_name,
+            reason: reason.into(),
+        };
+        let at = match format {
+            ImageFormat::Png => png_chunks::header_end(file).ok_or_else(|| damaged("it has no header"))?,
+            ImageFormat::Jpeg => jpeg::header_end(file),
+            ImageFormat::WebP => file.len(),
+            _ => return Err(damaged("only PNG, JPEG and WebP files take credentials")),
+        };
+        let range = at..at + framed_length(format, length);
+        let riff = (RIFF_LENGTH, ((range.end - RIFF_LENGTH - 4) as u32).to_le_bytes());
+        Ok(ManifestPlace { file, format, range, length: (format == ImageFormat::WebP).then_some(riff) })
+    }
+
+    /// The bytes that the store will take with all that frames it: what a hash of the file has to leave out.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// All other bytes, as they will be, in pieces.
+    pub fn rest(&self) -> impl Iterator<Item = &[u8]> {
+        let [start, changed, end] = match &self.length {
+            Some((at, length)) => [&self.file[..*at], &length[..], &self.file[at + length.len()..]],
+            None => [self.file, &[], &[]],
+        };
+        [start, changed, end].into_iter()
+    }
+
+    /// Puts a store of this length there.
+    pub fn fill(&self, store: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.file.len() + self.range.len());
+        out.extend(&self.file[..self.range.start]);
+        out.extend(framed(self.format, store));
+        out.extend(&self.file[self.range.start..]);
+        if let Some((at, length)) = &self.length {
+            out[*at..at + length.len()].copy_from_slice(length);
         }
-        ImageFormat::Jpeg => (jpeg::header_end(file), app11(store)),
-        ImageFormat::WebP => {
+        out
+    }
+}
+
+/// A store with what frames it in files of a format.
+fn framed(format: ImageFormat, store: &[u8]) -> Vec<u8> {
+    match format {
+        ImageFormat::Png => png_chunks::chunk(PNG_CHUNK, store),
+        ImageFormat::Jpeg => app11(store),
+        _ => {
             let mut framed = Vec::new();
             webp::chunk(&mut framed, WEBP_CHUNK, store);
-            (file.len(), framed)
+            framed
         }
-        _ => return Err(damaged("only PNG, JPEG and WebP files take credentials")),
-    };
-    let mut out = Vec::with_capacity(file.len() + framed.len());
-    out.extend(&file[..at]);
-    out.extend(&framed);
-    out.extend(&file[at..]);
-    if format == ImageFormat::WebP {
-        let length = (out.len() - 8) as u32;
-        out[4..8].copy_from_slice(&length.to_le_bytes());
     }
-    Ok((out, at..at + framed.len()))
 }
 
 /// Returns the store of a file, of any program; `None` if it has none or it is not there as a whole.
@@ -62,6 +114,18 @@ pub fn read_manifest_store(bytes: &[u8]) -> Result<Option<Vec<u8>>> {
         _ => None,
     };
     Ok(store.filter(|store| !store.is_empty() && store.len() <= MAX_STORE))
+}
+
+/// The length of a store with what frames it.
+fn framed_length(format: ImageFormat, length: usize) -> usize {
+    match format {
+        ImageFormat::Png => length + PNG_FRAME,
+        ImageFormat::Jpeg => {
+            let content = length - BOX_HEADER.min(length);
+            content + content.div_ceil(MAX_SEGMENT - BOX_HEADER) * JPEG_FRAME
+        }
+        _ => length + length % 2 + WEBP_FRAME,
+    }
 }
 
 /// The segments of a store: each has the box's number, its own, and the header of the box.
@@ -123,6 +187,8 @@ mod tests {
                 assert_eq!(from_bytes("a", &signed).unwrap(), from_bytes("a", &file).unwrap());
                 assert_eq!(read_recipe(&signed).unwrap().as_deref(), Some("{}"));
                 let mut rest = [&signed[..range.start], &signed[range.end..]].concat();
+                let place = ManifestPlace::new(&file, length).unwrap();
+                assert_eq!(place.rest().collect::<Vec<_>>().concat(), rest, "{format:?}");
                 if format == Format::Webp {
                     rest[4..8].copy_from_slice(&file[4..8]);
                 }

@@ -17,6 +17,7 @@ mod model;
 mod output;
 mod settings;
 mod shutdown;
+mod signer;
 mod sink;
 mod train;
 mod wait;
@@ -42,6 +43,8 @@ mod _kiln {
     use crate::output::Image;
     #[pymodule_export]
     use crate::shutdown::{after_fork, shutdown};
+    #[pymodule_export]
+    use crate::signer::Signer;
     #[pymodule_export]
     use crate::train::{train, train_fields};
 

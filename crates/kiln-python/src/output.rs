@@ -1,12 +1,15 @@
 //! A generated image.
 
+use std::sync::Arc;
+
 use kiln_engine::{Embedded, GeneratedImage, Recipe};
 use kiln_image::{Encoding, Format, RgbImage};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::array::Array;
-use crate::errors::{self, Kind};
+use crate::errors;
+use crate::signer::Signer;
 
 /// A generated image: pixels, latents and recipe.
 #[pyclass(frozen, module = "kiln._kiln")]
@@ -73,7 +76,8 @@ impl Image {
     }
 
     /// Encodes it as a file with its recipe, as the command line does. `format`: png, jpeg or webp.
-    #[pyo3(signature = (format, quality=None, small=false, recipe=true, ai_mark=true))]
+    #[pyo3(signature = (format, quality=None, small=false, recipe=true, ai_mark=true, signer=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn encode<'py>(
         &self,
         py: Python<'py>,
@@ -82,6 +86,7 @@ impl Image {
         small: bool,
         recipe: bool,
         ai_mark: bool,
+        signer: Option<&Signer>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let format = match format {
             "png" => Format::Png,
@@ -97,16 +102,17 @@ impl Image {
         if quality.is_some_and(|quality| quality > 100) {
             return Err(errors::request(py, "quality must be from 0 to 100"));
         }
+        let credentials = signer.map(|signer| Arc::clone(&signer.credentials));
         let pixels = self.pixels.get();
         let bytes = py.detach(|| {
             let [height, width] = pixels.sides();
             let image = RgbImage::new(width, height, pixels.bytes().to_vec())?;
-            let embedded = Embedded { recipe, ai_mark, ..Embedded::default() };
+            let embedded = Embedded { recipe, ai_mark, credentials, ..Embedded::default() };
             self.recipe.encode(&image, Encoding { format, quality, small }, &embedded)
         });
         match bytes {
             Ok(bytes) => Ok(PyBytes::new(py, &bytes)),
-            Err(error) => Err(errors::exception(py, Kind::Other, error.to_string(), None)),
+            Err(error) => Err(errors::explained(py, &error)),
         }
     }
 }

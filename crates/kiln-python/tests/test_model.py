@@ -45,6 +45,31 @@ def test_an_image_has_pixels_latents_seed_and_recipe():
     assert image._repr_png_().startswith(b"\x89PNG")
 
 
+def test_files_are_signed_with_a_key_of_ones_own():
+    [image] = model().generate("a fox", **SMALL)
+    before = os.environ.get("XDG_DATA_HOME")
+    os.environ["XDG_DATA_HOME"] = os.path.abspath("data")
+    try:
+        raises(kiln.RequestError, "there is no key to sign with", image.encode, "png", sign=True)
+        made = [sys.executable, "-m", "kiln", "credentials", "new", "--name", "Ada"]
+        subprocess.run(made, check=True, capture_output=True)
+        image.save("signed.webp", sign=True)
+    finally:
+        os.environ.pop("XDG_DATA_HOME")
+        os.environ.update({"XDG_DATA_HOME": before} if before else {})
+    with open("signed.webp", "rb") as file:
+        assert b"c2pa.claim" in file.read()
+    key, certificate = "data/kiln/credentials/key.pem", "data/kiln/credentials/certificate.pem"
+    signer = kiln.Signer(key, certificate, producer="A Service")
+    assert signer.name == "Ada" and signer.valid_until > "2030" and "Ada" in repr(signer)
+    signed = image.encode("png", sign=signer)
+    assert b"A Service" in signed and b"A Service" not in image.encode("png")
+    assert (pixels(Image.open(__import__("io").BytesIO(signed))) == pixels(image)).all()
+    raises(kiln.RequestError, "a key needs its certificate", kiln.Signer, key)
+    raises(kiln.RequestError, "has no private key", kiln.Signer, certificate, certificate)
+    raises(kiln.RequestError, "no time stamp", kiln.Signer, key, certificate, timestamp_url="http://127.0.0.1:1/")
+
+
 def test_arrays_are_views_without_copies():
     [image] = model().generate("a fox", **SMALL)
     a, b = image.numpy(), np.asarray(image)

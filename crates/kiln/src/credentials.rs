@@ -1,7 +1,7 @@
 //! `kiln credentials`: makes and shows the key and certificates that images are signed with.
 
 use kiln_catalog::properties::Properties;
-use kiln_credentials::{NewCredentials, Signer};
+use kiln_credentials::NewCredentials;
 
 use crate::args::{CredentialsArgs, CredentialsCommand};
 use crate::error::CliError;
@@ -28,8 +28,7 @@ pub fn run(args: &CredentialsArgs) -> Result<(), CliError> {
         output::create_folder(&folder)?;
         files.create(name)?;
     }
-    let signer = Signer::open(&files.key, &files.certificate)
-        .map_err(|error| CliError::from(error).hint("make a key with `kiln credentials new`"))?;
+    let signer = files.open()?;
     let text = Properties::default()
         .with("name", signer.name())
         .with("key", format!("{} (private: keep it)", files.key.display()))

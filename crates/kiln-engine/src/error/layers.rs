@@ -200,8 +200,10 @@ impl Explain for kiln_credentials::Error {
         match self {
             Error::Image(error) => error.kind(),
             Error::File { .. } => ErrorKind::File,
-            Error::Content { .. } | Error::Certificate(_) | Error::KeyMismatch => ErrorKind::Request,
-            Error::Signing(_) | Error::Command { .. } => ErrorKind::Input,
+            Error::NoKey { .. } | Error::Content { .. } | Error::Certificate(_) | Error::KeyMismatch => {
+                ErrorKind::Request
+            }
+            Error::Signing(_) | Error::Command { .. } | Error::TimeStamp { .. } => ErrorKind::Input,
         }
     }
 

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 from . import _kiln
 from ._files import convert, info, pull, quantize
 from ._image import Image, Note, Preview, Progress
-from ._kiln import Cancelled, DeviceError, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
+from ._kiln import (
+    Cancelled,
+    DeviceError,
+    KilnError,
+    ModelError,
+    OutOfMemoryError,
+    RequestError,
+    Signer,
+    __version__,
+)
 from ._model import Model, load
 from ._request import request_fields
 from ._step import Step
@@ -49,6 +58,7 @@ __all__ = [
     "Preview",
     "Progress",
     "RequestError",
+    "Signer",
     "Step",
     "Stream",
     "__version__",

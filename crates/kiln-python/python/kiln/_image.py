@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from ._inputs import asarray
-from ._kiln import RequestError
+from ._kiln import RequestError, Signer
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -82,15 +82,19 @@ class Image:
         small: bool = False,
         recipe: bool = True,
         ai_mark: bool = True,
+        sign: Union[bool, Signer] = False,
     ) -> bytes:
         """Encodes it as the bytes of a file, with its recipe inside unless `recipe` is false.
 
         The file is marked as made by a model (IPTC's properties as XMP) unless `ai_mark` is false.
 
+        `sign` adds signed credentials (C2PA): a `Signer`, or True for the key of `kiln credentials new`.
+
         The bytes are those of the file that the command line writes. `quality` is that of JPEG and WebP, from 0 to 100;
         `small` takes more time for a smaller PNG.
         """
-        return self._image.encode(format, quality, small, recipe, ai_mark)
+        signer = Signer() if sign is True else sign or None
+        return self._image.encode(format, quality, small, recipe, ai_mark, signer)
 
     def save(
         self,
@@ -100,13 +104,14 @@ class Image:
         small: bool = False,
         recipe: bool = True,
         ai_mark: bool = True,
+        sign: Union[bool, Signer] = False,
     ) -> None:
         """Writes it to a .png, .jpg or .webp file, with what `encode` puts into it."""
         name = os.fspath(path)
         extension = os.path.splitext(name)[1].lower().lstrip(".")
         if extension not in ("png", "jpg", "jpeg", "webp"):
             raise RequestError(f"can't write {name!r}: expected a name that ends in .png, .jpg or .webp")
-        data = self.encode(extension, quality=quality, small=small, recipe=recipe, ai_mark=ai_mark)
+        data = self.encode(extension, quality=quality, small=small, recipe=recipe, ai_mark=ai_mark, sign=sign)
         with open(name, "wb") as file:
             file.write(data)
 

@@ -43,7 +43,22 @@ class Image:
         small: bool = False,
         recipe: bool = True,
         ai_mark: bool = True,
+        signer: Optional[Signer] = None,
     ) -> bytes: ...
+
+class Signer:
+    def __init__(
+        self,
+        key: Optional[Any] = None,
+        certificate: Optional[Any] = None,
+        *,
+        producer: Optional[str] = None,
+        timestamp_url: Optional[str] = None,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def valid_until(self) -> str: ...
 
 class Job:
     def next(self, timeout: Optional[float] = None) -> Optional[tuple[str, dict[str, Any]]]: ...

@@ -29,7 +29,7 @@ pub(super) async fn answer(client: async_nats::Client, subject: String, jobs: We
         let preview = tokio::task::spawn_blocking(move || {
             let name = std::str::from_utf8(&question.payload).ok()?;
             // Small enough for a message.
-            shrink(&jobs, name, &jobs.catalogue.lora_preview(name)?).ok()
+            shrink(&jobs, name, &jobs.catalogue.lora_preview(name)?, None).ok()
         });
         if let Ok(Some(preview)) = preview.await {
             let _ = client.publish(reply, preview.into()).await;

@@ -126,6 +126,22 @@ impl JobAttempt {
         self.ended(Err(JobError::cancelled()));
     }
 
+    /// Tells of input images whose credentials are lost.
+    pub(crate) fn note_inputs(&self) {
+        let request = &self.live.request;
+        let numbered = request.references.iter().zip(1..);
+        let references = numbered.map(|(file, number)| (format!("reference {number}"), file));
+        let init = request.init.iter().map(|file| ("init".to_owned(), file));
+        for (role, file) in init.chain(references) {
+            let bytes = self.attempts.input_file(name(&file.path)).and_then(|path| std::fs::read(path).ok());
+            let note = bytes.and_then(|bytes| self.attempts.config.embedded.input_note(&role, &bytes));
+            if let Some(note) = note {
+                tracing::info!(job = self.live.id, "{note}");
+                self.note(&note);
+            }
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, AttemptState> {
         lock(&self.state)
     }
@@ -229,8 +245,7 @@ impl JobAttempt {
 
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
-        let bytes =
-            self.encode(&finished).map_err(|error| JobError::new(ErrorCode::Encoding, error.to_string()))?;
+        let bytes = self.encode(&finished).map_err(|error| JobError::of_file(&error))?;
         let id = format!("{}-{}", self.live.id, finished.index);
         let (ledger, files) = (self.attempts.ledger(), &self.attempts.files);
         let row = ImageRow {

@@ -103,6 +103,7 @@ codes! {
     TrainingFailed = "training_failed" 500 Diverged,
     Busy = "busy" 503 Internal,
     ShuttingDown = "shutting_down" 503 Internal,
+    SigningFailed = "signing_failed" 503 File,
     Storage = "storage" 503 File,
     Timeout = "timeout" 504 Internal,
 }
@@ -205,6 +206,17 @@ impl JobError {
 impl From<kiln_image::Error> for JobError {
     fn from(error: kiln_image::Error) -> JobError {
         JobError::new(ErrorCode::InvalidImage, error.to_string())
+    }
+}
+
+impl JobError {
+    /// Why an image has no file: it can't be encoded, or not be signed.
+    pub(crate) fn of_file(error: &kiln_engine::Error) -> JobError {
+        let code = match error {
+            kiln_engine::Error::Credentials(_) => ErrorCode::SigningFailed,
+            _ => ErrorCode::Encoding,
+        };
+        JobError::new(code, error.to_string())
     }
 }
 

@@ -96,6 +96,7 @@ impl Intake {
             trace: self.tracer.is_on().then(new_trace),
             ..Job::default()
         })));
+        self.check_signer().map_err(SubmitError::CannotSign)?;
         let place = self.reserve_slot(&caller)?;
         self.submitting.submit(&live, place)?;
         self.trace_submission(&live, caller.trace, started);

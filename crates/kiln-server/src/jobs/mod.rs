@@ -41,8 +41,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
-use kiln_engine::{Embedded, FileRef};
+use kiln_engine::{Embedded, FileRef, Request};
 use kiln_filters::ImageCheck;
+use kiln_image::{Encoding, RgbImage};
 use tokio::sync::watch;
 
 use crate::jobs::decode_budget::DecodeBudget;
@@ -126,6 +127,23 @@ impl std::ops::Deref for Jobs {
 }
 
 impl Jobs {
+    /// Fails if no image could be signed now.
+    pub(crate) fn check_signer(&self) -> Result<(), JobError> {
+        self.config.embedded.check().map_err(|error| JobError::of_file(&error))
+    }
+
+    /// Encodes an image that is no result, such as a preview, as one of this request.
+    pub(crate) fn encode_preview(
+        &self,
+        image: &RgbImage,
+        encoding: Encoding,
+        request: &Request,
+    ) -> kiln_engine::Result<Vec<u8>> {
+        let model = request.model.as_deref().map(|model| name(model).to_owned());
+        let model = model.or_else(|| self.catalogue.default_model()).unwrap_or_default();
+        self.config.embedded.encode_preview(image, encoding, request, &model)
+    }
+
     /// An empty queue.
     pub(crate) fn new(
         config: JobsConfig,

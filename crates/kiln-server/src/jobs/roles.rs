@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kiln_base::hex;
 
 use crate::jobs::Slot;
+use crate::jobs::error::JobError;
 use crate::jobs::job::JobEnd;
 use crate::jobs::live::LiveJob;
 use crate::jobs::random::random_bytes;
@@ -27,6 +28,8 @@ pub(crate) enum SubmitError {
         retry_after_seconds: u64,
     },
     Stopping,
+    /// The images could not be signed.
+    CannotSign(JobError),
     /// An earlier request has the same idempotency key. The id of its job, if it asked for the same.
     Repeated(Option<String>),
     Store(StoreError),

@@ -226,13 +226,16 @@ impl<G: Generator> Planner<G> {
             return None;
         }
         let started = attempts.ledger().start(&live.id);
-        let plan = started.map_err(JobError::from).and_then(|()| {
+        let plan = started.map_err(JobError::from).and_then(|()| attempts.check_signer()).and_then(|()| {
             let inputs = JobInputs { request: &live.request, source: attempts.jobs() };
             catch_unwind(AssertUnwindSafe(|| self.generators[0].plan(&inputs))).unwrap_or_else(|panic| {
                 attempts.metrics.panicked();
                 Err(panic_error("planning", &*panic))
             })
         });
+        if plan.is_ok() {
+            attempt.note_inputs();
+        }
         attempts.release_inputs(live);
         match plan {
             Ok(plan) => Some(PlannedJob { plan, attempt }),

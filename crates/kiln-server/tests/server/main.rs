@@ -33,6 +33,7 @@ mod recipes;
 mod restart;
 mod safety;
 mod shares;
+mod sign;
 mod socket;
 mod storage;
 mod submitting;

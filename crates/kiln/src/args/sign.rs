@@ -25,6 +25,11 @@ pub struct SignArgs {
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["sign_key", "sign_cert"])]
     pub sign_with: Option<String>,
 
+    /// Authority that adds a time stamp to every signature (RFC 3161), so that files stay valid when the certificate has
+    /// expired; it gets a hash of the signature [default: `timestamp_url` of the settings, else none]
+    #[arg(long, value_name = "URL")]
+    pub timestamp_url: Option<String>,
+
     /// Name of the provider in signed files, besides the name in the certificate
     #[arg(long, value_name = "NAME")]
     pub producer: Option<String>,

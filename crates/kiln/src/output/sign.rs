@@ -1,11 +1,10 @@
 //! Who signs image files, checked before anything is generated.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_catalog::ModelFolders;
-use kiln_credentials::{NewCredentials, Signer};
-use kiln_engine::Credentials;
+use kiln_base::Program;
+use kiln_engine::{Credentials, KeySource};
 
 use crate::args::SignArgs;
 use crate::error::CliError;
@@ -16,36 +15,37 @@ impl SignArgs {
     pub fn credentials(&self) -> Result<Option<Arc<Credentials>>, CliError> {
         let has_signer = self.sign_key.is_some() || self.sign_with.is_some();
         if !self.sign && !has_signer && !settings::get().sign.unwrap_or(false) {
-            return match self.producer {
-                Some(_) => Err(CliError::usage("--producer has no effect without --sign").hint("add --sign")),
+            let options = [("--producer", &self.producer), ("--timestamp-url", &self.timestamp_url)];
+            return match options.iter().find(|(_, value)| value.is_some()) {
+                Some((option, _)) => {
+                    Err(CliError::usage(format!("{option} has no effect without --sign")).hint("add --sign"))
+                }
                 None => Ok(None),
             };
         }
-        let signer = match (&self.sign_with, &self.sign_key, &self.sign_cert) {
+        let source = match (&self.sign_with, &self.sign_key, &self.sign_cert) {
             (Some(command), ..) => {
-                let words = kiln_filters::split_words(command);
-                let invalid = |problem| CliError::usage(format!("invalid --sign-with: {problem}"));
-                Signer::command(words.map_err(invalid)?)?
+                let program = Program::parse(command);
+                let invalid = |problem| {
+                    CliError::usage(format!("invalid --sign-with: {problem}")).hint(
+                        "give a program with its arguments, such as \"python3 sign.py\"; no shell runs it",
+                    )
+                };
+                KeySource::Program(program.map_err(invalid)?)
             }
-            (None, Some(key), Some(certificate)) => Signer::open(key, certificate)?,
-            _ => {
-                let files = NewCredentials::in_folder(&folder()?);
-                if !files.key.is_file() {
-                    let message = format!("there is no key to sign with in `{}`", files.key.display());
-                    return Err(CliError::new(message).hint(
-                        "make one with `kiln credentials new`, or give --sign-key and --sign-cert, or --sign-with",
-                    ));
-                }
-                Signer::open(&files.key, &files.certificate)?
+            (None, Some(key), Some(certificate)) => {
+                KeySource::Files { key: key.clone(), certificate: certificate.clone() }
             }
+            _ => KeySource::Folder(folder()?),
         };
-        Ok(Some(Arc::new(Credentials { signer, producer: self.producer.clone() })))
+        let timestamp_url = self.timestamp_url.as_ref().or(settings::get().timestamp_url.as_ref());
+        let opened = Credentials::open(source, self.producer.clone(), timestamp_url.map(String::as_str))?;
+        Ok(Some(Arc::new(opened)))
     }
 }
 
-/// The folder of the user's own key and certificates, in the data folder.
+/// The folder of the user's own key and certificates.
 pub fn folder() -> Result<PathBuf, CliError> {
-    let data = ModelFolders::own().and_then(|own| own.parent().map(Path::to_path_buf));
     let missing = || CliError::new("there is no data folder").hint("set HOME, or give another folder");
-    Ok(data.ok_or_else(missing)?.join("credentials"))
+    kiln_base::folders::credentials().ok_or_else(missing)
 }

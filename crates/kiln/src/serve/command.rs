@@ -144,7 +144,8 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
     if args.host.is_unspecified() {
         hosts.push("*".into());
     }
-    let generator = process::config(&args.generator, folder)?;
+    let is_gateway = matches!(args.queue, Some(QueueArg::Servers(_)));
+    let generator = process::config(&args.generator, folder, !is_gateway)?;
     let limits = Limits {
         queue: match args.queue {
             None => generator.limits.queue,

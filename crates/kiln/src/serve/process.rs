@@ -25,14 +25,22 @@ pub fn runtime() -> Result<Runtime, CliError> {
         .map_err(|error| CliError::new(format!("can't start the server's threads: {error}")))
 }
 
-/// The part of the configuration that servers and workers share.
-pub fn config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config, CliError> {
+/// The part of the configuration that servers and workers share. A gateway writes no files, and signs none.
+pub fn config(args: &GeneratorArgs, folder: PathBuf, writes_files: bool) -> Result<Config, CliError> {
+    let credentials = if writes_files { args.sign.credentials()? } else { None };
+    if args.no_ai_mark {
+        tracing::warn!("files won't say that a model made the images (--no-ai-mark; see docs/provenance.md)");
+    }
+    if let Some(own) = &credentials {
+        let signer = &own.signer;
+        tracing::info!(until = signer.valid_until().date(), "files are signed as {}", signer.name());
+    }
     Ok(Config {
         embedded: Embedded {
             recipe: !args.no_recipe,
             ai_mark: !args.no_ai_mark,
             aigc_label: args.aigc_label.clone(),
-            credentials: args.sign.credentials()?,
+            credentials,
         },
         traces: args.otlp.clone().map(|endpoint| TraceConfig { endpoint, service: service_name() }),
         check: args.check.check()?,

@@ -37,6 +37,7 @@ pub struct UserSettings {
     pub vram_limit: Option<u64>,
     pub cache: Option<f32>,
     pub sign: Option<bool>,
+    pub timestamp_url: Option<String>,
     /// The table `[serve]`.
     pub serve: Vec<ServeOption>,
 }
@@ -54,7 +55,7 @@ pub struct Key {
 }
 
 /// All keys, in the order in which they are listed.
-pub const KEYS: [Key; 9] = [
+pub const KEYS: [Key; 10] = [
     Key {
         name: "model",
         about: "model of `generate` and `serve`: a name or a path",
@@ -120,6 +121,17 @@ pub const KEYS: [Key; 9] = [
             let sign = text.parse().map_err(|_| "expected true or false".to_owned())?;
             settings.sign = Some(sign);
             Ok(())
+        },
+    },
+    Key {
+        name: "timestamp_url",
+        about: "authority that adds time stamps to signatures (RFC 3161)",
+        variable: None,
+        default: String::new,
+        read: |settings, text| {
+            let is_url = ["http://", "https://"].iter().any(|scheme| text.starts_with(scheme));
+            settings.timestamp_url = Some(text.to_owned()).filter(|_| is_url);
+            if is_url { Ok(()) } else { Err("expected an http:// or https:// URL".into()) }
         },
     },
 ];
@@ -282,6 +294,7 @@ pub fn get() -> &'static UserSettings {
         vram_limit: None,
         cache: None,
         sign: None,
+        timestamp_url: None,
         serve: Vec::new(),
     };
     SETTINGS.get().unwrap_or(&EMPTY)

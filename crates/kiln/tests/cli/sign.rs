@@ -1,6 +1,8 @@
 //! Files that say where they come from: signed credentials.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use crate::sandbox::Sandbox;
 
@@ -60,8 +62,42 @@ fn keys_that_do_not_fit_are_refused_before_anything_is_generated() {
         sandbox.generate(&args).fails(1, &[words]);
         assert!(!sandbox.path("a.png").exists());
     }
-    let args = ["a", "--producer", "b", "-o", "a.png"];
-    sandbox.generate(&args).fails(2, &["--producer has no effect without --sign"]);
+    for option in ["--producer", "--timestamp-url"] {
+        let args = ["a", option, "http://127.0.0.1:1/", "-o", "a.png"];
+        sandbox.generate(&args).fails(2, &[&format!("{option} has no effect without --sign")]);
+    }
+    let key = ["--sign-key", "one/key.pem", "--sign-cert", "one/certificate.pem"];
+    let args = [&["a", "--timestamp-url", "http://127.0.0.1:1/", "-o", "a.png"], &key[..]].concat();
+    sandbox.generate(&args).fails(1, &["no time stamp from `http://127.0.0.1:1/`", "hint: "]);
+    sandbox
+        .kiln(&["config", "set", "timestamp_url", "stamps"])
+        .fails(2, &["expected an http:// or https:// URL"]);
+    sandbox.kiln(&["config", "set", "timestamp_url", "http://127.0.0.1:1/"]).ok();
+    sandbox.generate(&[&["a", "-o", "a.png"], &key[..]].concat()).fails(1, &["no time stamp"]);
+    assert!(!sandbox.path("a.png").exists());
+    sandbox.generate(&["a", "-o", "b.png"]).ok();
+}
+
+#[test]
+fn a_server_says_at_the_start_what_its_files_say() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.model().to_str().unwrap();
+    let serve = ["serve", "--port", "0", "--data", "served", "-m", model, "--no-ai-mark"];
+    sandbox.kiln(&[&serve[..], &["--sign"]].concat()).fails(1, &["there is no key to sign with"]);
+    sandbox.kiln(&["credentials", "new", "--name", "Ada's studio"]).ok();
+    let mut server =
+        sandbox.command(&[&serve[..], &["--sign"]].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    for line in BufReader::new(server.stderr.take().unwrap()).lines().map(Result::unwrap) {
+        told += &line;
+        if line.contains(" at http://") {
+            break;
+        }
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(told.contains("files won't say that a model made the images"), "{told}");
+    assert!(told.contains("files are signed as Ada's studio") && told.contains("until="), "{told}");
 }
 
 /// As c2patool's signers: `--signer-info`, else a signature of standard input.
@@ -75,5 +111,19 @@ fn a_program_signs_with_a_key_that_kiln_does_not_see() {
     sandbox.generate(&args).fails(1, &["`sh signer.sh` failed"]);
     sandbox.write("signer.sh", b"echo '{\"alg\":\"rot13\",\"sign_cert\":\"\"}'");
     sandbox.generate(&args).fails(1, &["unknown algorithm `rot13`"]);
+    let of_environment = b"echo \"${KILN_API_KEY-no key}, ${AWS_PROFILE-no profile}\" >&2; exit 1";
+    sandbox.write("signer.sh", of_environment);
+    let generate = |environment: &[(&str, &str)]| {
+        let mut command =
+            sandbox.command(&[&["generate", "-m", sandbox.model().to_str().unwrap()], &args[..]].concat());
+        command.envs(environment.iter().copied());
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let told = generate(&[("KILN_API_KEY", "secret"), ("AWS_PROFILE", "signing")]);
+    assert!(told.contains("failed: exit status: 1: no key, signing"), "{told}");
+    sandbox.generate(&["a", "--sign-with", "no-such-program --x", "-o", "a.png"]).fails(2, &["is not found"]);
+    sandbox
+        .generate(&["a", "--sign-with", "sh 'signer.sh", "-o", "a.png"])
+        .fails(2, &["a quote is not closed"]);
     assert!(!sandbox.path("a.png").exists());
 }

@@ -156,7 +156,7 @@ fn load_thumbnail(intake: &Intake, row: &ImageRow) -> Result<Vec<u8>, ApiError> 
     let path = intake.files.path(FileKind::Image, &row.file)?;
     let path = path.ok_or_else(|| ApiError::not_found("file of image", &row.id))?;
     let bytes = std::fs::read(path).map_err(unreadable)?;
-    let bytes = shrink(intake, &row.id, &bytes)?;
+    let bytes = shrink(intake, &row.id, &bytes, Some(&row.request))?;
     // If it can't be written, it is created again next time.
     let _ = intake.store.write_image(&name, &bytes);
     Ok(bytes)

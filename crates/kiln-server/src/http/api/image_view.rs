@@ -1,5 +1,6 @@
 //! A generated image as clients see it, and its thumbnail.
 
+use kiln_engine::Request;
 use kiln_image::{Encoding, Filter};
 use serde::Serialize;
 
@@ -31,8 +32,13 @@ impl From<ImageRow> for ImageView {
     }
 }
 
-/// A thumbnail of an image file, as JPEG.
-pub(crate) fn shrink(jobs: &Jobs, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
+/// A thumbnail of an image file, as JPEG; with a mark if this request generated it.
+pub(crate) fn shrink(
+    jobs: &Jobs,
+    name: &str,
+    bytes: &[u8],
+    request: Option<&Request>,
+) -> Result<Vec<u8>, ApiError> {
     let failed =
         |error: kiln_image::Error| ApiError::from(JobError::new(ErrorCode::Encoding, error.to_string()));
     let memory = kiln_image::decoding_bytes(name, bytes).map_err(failed)?;
@@ -43,5 +49,10 @@ pub(crate) fn shrink(jobs: &Jobs, name: &str, bytes: &[u8]) -> Result<Vec<u8>, A
     let side = |side: u32| (side * THUMBNAIL_SIDE / longest).max(1);
     let small = kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic);
     let encoding = Encoding { quality: Some(85), ..kiln_image::Format::Jpeg.into() };
-    kiln_image::encode_with(&small, encoding, None).map_err(failed)
+    match request {
+        None => kiln_image::encode_with(&small, encoding, None).map_err(failed),
+        Some(request) => {
+            jobs.encode_preview(&small, encoding, request).map_err(|error| JobError::of_file(&error).into())
+        }
+    }
 }

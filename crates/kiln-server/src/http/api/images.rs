@@ -12,6 +12,7 @@ use super::body::BodyPermit;
 use super::error::ApiError;
 use super::sse::{EventSource, event, stream_events};
 use super::{Caller, reply, submit_attached, wait_until_ended};
+use crate::jobs::Jobs;
 use crate::jobs::error::JobError;
 use crate::jobs::generator::name;
 use crate::jobs::intake::{AttachedJob, Intake};
@@ -106,6 +107,7 @@ pub(crate) async fn respond(
         let preview_guard = (max_previews > 0).then(|| attached.live.watch_previews());
         let source = ImageEvents {
             unit: intake.catalogue.unit(&attached.live.request),
+            jobs: intake.jobs().clone(),
             attached,
             _preview_guard: preview_guard,
             endpoint,
@@ -164,6 +166,7 @@ pub(super) fn enlarged(preview: &RgbImage, request: &Request, unit: u32) -> RgbI
 
 /// The events of a streamed job. Dropping it cancels the job.
 struct ImageEvents {
+    jobs: Jobs,
     attached: AttachedJob,
     /// Sides of the images are multiples of it.
     unit: u32,
@@ -231,7 +234,7 @@ impl ImageEvents {
     fn preview_event(&mut self, preview: &Preview) -> Option<Bytes> {
         let request = &self.attached.live.request;
         let large = enlarged(&preview.image, request, self.unit);
-        let bytes = kiln_image::encode_with(&large, request.encoding(), None).ok()?;
+        let bytes = self.jobs.encode_preview(&large, request.encoding(), request).ok()?;
         let name = self.endpoint.event_name("partial_image");
         let mut data = self.event(&name, &bytes, format!("{}x{}", large.width(), large.height()));
         data.partial_image_index = Some(self.sent_previews);

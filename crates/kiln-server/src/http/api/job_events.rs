@@ -129,7 +129,7 @@ impl JobEvents {
     fn preview(&mut self, preview: &Preview, progress: &Progress) -> Option<Bytes> {
         self.last_preview = preview.number;
         let encoding = Encoding { quality: Some(80), ..kiln_image::Format::Jpeg.into() };
-        let bytes = kiln_image::encode_with(&preview.image, encoding, None).ok()?;
+        let bytes = self.jobs.encode_preview(&preview.image, encoding, &self.live.request).ok()?;
         let image = format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(bytes));
         let data = PreviewEvent { number: progress.image, step: progress.step, image };
         Some(event_with_id("preview", self.id.next(), &data))

@@ -86,7 +86,7 @@ pub(crate) async fn preview(
     let bytes = run_blocking(move || {
         let missing = || ApiError::not_found("preview of LoRA", &name);
         let bytes = jobs.catalogue.lora_preview(&name).ok_or_else(missing)?;
-        shrink(&jobs, &name, &bytes)
+        shrink(&jobs, &name, &bytes, None)
     });
     Ok(cached_while_valid(bytes_response(bytes.await?.into(), "image/jpeg", &headers)))
 }

@@ -23,7 +23,7 @@ pub fn run(mut args: WorkerArgs) -> Result<(), CliError> {
     // A worker that can't generate must not take jobs.
     start::check(options, &models)?;
     let folder = temporary_folder()?;
-    let config = process::config(options, folder.path().to_path_buf())?;
+    let config = process::config(options, folder.path().to_path_buf(), true)?;
     let config = Config { hosts: vec!["*".into()], ..config };
     let runtime = process::runtime()?;
     let listener = match args.metrics {

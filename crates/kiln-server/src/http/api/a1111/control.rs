@@ -54,11 +54,10 @@ pub(crate) async fn progress(
     if let Some(live) = running.as_ref().filter(|_| with_preview) {
         live.poll_preview();
     }
-    let image = snapshot
-        .preview
-        .as_ref()
-        .filter(|_| with_preview)
-        .and_then(|preview| kiln_image::encode(&preview.image, kiln_image::Format::Png, None).ok());
+    let preview = snapshot.preview.as_ref().filter(|_| with_preview);
+    let image = running.as_ref().zip(preview).and_then(|(live, preview)| {
+        intake.encode_preview(&preview.image, kiln_image::Format::Png.into(), &live.request).ok()
+    });
     let progress = &snapshot.progress;
     json(
         StatusCode::OK,

@@ -247,7 +247,7 @@ async fn generate(
         if interrupted && let Some(preview) = &end.preview {
             let request = &attached.live.request;
             let image = enlarged(&preview.image, request, intake.catalogue.unit(request));
-            images.extend(GeneratedImage::unfinished(request, &image, images.len()));
+            images.extend(GeneratedImage::unfinished(&intake, request, &image, images.len()));
         }
         let info = info(&attached.live.request, &end, &images, interrupted);
         let images = images.into_iter().map(|image| image.base64).collect();
@@ -281,9 +281,9 @@ impl GeneratedImage {
     }
 
     /// The enlarged preview of an interrupted image.
-    fn unfinished(request: &Request, image: &RgbImage, index: usize) -> Option<GeneratedImage> {
+    fn unfinished(jobs: &Jobs, request: &Request, image: &RgbImage, index: usize) -> Option<GeneratedImage> {
         let (width, height) = (image.width(), image.height());
-        let bytes = kiln_image::encode(image, Format::Png, None).ok()?;
+        let bytes = jobs.encode_preview(image, Format::Png.into(), request).ok()?;
         let seed = request.seeds(request.image_count()).get(index).copied();
         let prompt = request.prompts.first().cloned().unwrap_or_default();
         let base64 = BASE64_STANDARD.encode(bytes);

@@ -2,7 +2,7 @@
 
 /// Splits at white space outside of quotes. `'…'` takes everything as it is; in `"…"` and outside of quotes a backslash
 /// takes the next character as it is, except on Windows, whose paths have backslashes. Nothing is expanded.
-pub fn split(text: &str) -> Result<Vec<String>, &'static str> {
+pub(crate) fn split(text: &str) -> Result<Vec<String>, &'static str> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut characters = text.chars();
     while let Some(c) = characters.next() {
