@@ -1,7 +1,7 @@
 //! C2PA credentials: a signed statement inside an image file that says how it was made, and by whom.
 //!
-//! Only writing: no bytes of strangers are parsed here, but a user's own key and certificate. A store is added to the finished
-//! file, and its hash covers everything else in it.
+//! A store is added to the finished file, and its hash covers everything else in it. What strangers have signed is checked by
+//! a validator, with the feature `verify`; without it, [`verify`] says only whether a file has credentials.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,12 +40,19 @@ mod error;
 mod jumbf;
 mod key;
 mod manifest;
+mod report;
 mod sign;
 mod signer;
+mod trust;
+#[cfg_attr(not(feature = "verify"), path = "no_verify.rs")]
+mod verify;
 
 pub use algorithm::Algorithm;
 pub use create::NewCredentials;
 pub use error::{Error, Result};
 pub use manifest::{Role, Statement, is_store};
+pub use report::{Action, Ingredient, Problem, Report, State};
 pub use sign::sign;
 pub use signer::Signer;
+pub use trust::Trust;
+pub use verify::{CAN_VERIFY, verify};
