@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use kiln_base::Utc;
-use kiln_credentials::{NewCredentials, Role, Signer, Statement, sign};
+use kiln_credentials::{Ingredient, NewCredentials, Role, Signer, Statement, sign};
 use kiln_image::{AiMark, AiSource, Encoding, Format, Metadata, RgbImage, encode_with_metadata};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -38,7 +38,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                     generator: ("Kiln".into(), "0.1.0".into()),
                     model: "FLUX.2 klein 4B".into(),
                     producer: Some("Ada".into()).filter(|_| side == 64),
-                    ingredients: ingredients.clone(),
+                    ingredients: ingredients
+                        .iter()
+                        .map(|role| Ingredient { role: *role, credentials: None })
+                        .collect(),
                     source: source.address(),
                     when: Utc::now(),
                 };

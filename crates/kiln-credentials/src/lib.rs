@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod algorithm;
+mod carried;
 mod cbor;
 mod certificate;
 mod command;
@@ -48,11 +49,12 @@ mod trust;
 mod verify;
 
 pub use algorithm::Algorithm;
+pub use carried::Carried;
 pub use create::NewCredentials;
 pub use error::{Error, Result};
-pub use manifest::{Role, Statement, is_store};
-pub use report::{Action, Ingredient, Problem, Report, State};
+pub use manifest::{Ingredient, Role, Statement, is_store};
+pub use report::{Action, FoundIngredient, Problem, Report, State};
 pub use sign::sign;
 pub use signer::Signer;
 pub use trust::Trust;
-pub use verify::{CAN_VERIFY, verify};
+pub use verify::{CAN_VERIFY, carry, verify};

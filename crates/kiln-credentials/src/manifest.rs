@@ -5,6 +5,7 @@ use std::ops::Range;
 use kiln_base::Utc;
 use ring::digest::{SHA256, digest};
 
+use crate::carried::{self, Carried};
 use crate::cbor::Value;
 use crate::jumbf::{self, Kind, Superbox};
 use crate::{Result, Signer};
@@ -28,11 +29,20 @@ pub struct Statement {
     /// Who provides the service or the image, if that is told.
     pub producer: Option<String>,
     /// The images that it was made from.
-    pub ingredients: Vec<Role>,
+    pub ingredients: Vec<Ingredient>,
     /// IPTC's address of how much of it a model made.
     pub source: String,
     /// When it was made.
     pub when: Utc,
+}
+
+/// An image that another was made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ingredient {
+    /// What it was for.
+    pub role: Role,
+    /// Its own credentials, if they are carried over.
+    pub credentials: Option<Carried>,
 }
 
 /// What an image was for that another was made from. Its file is not named: that may tell more than its owner means to.
@@ -74,9 +84,10 @@ fn padded(
     padding: usize,
 ) -> Result<Vec<u8>> {
     let label = format!("urn:c2pa:{id}");
-    let ingredients = statement.ingredients.iter().enumerate().map(|(i, role)| {
+    let (carried, mut manifests) = carried::selected(&statement.ingredients);
+    let ingredients = statement.ingredients.iter().zip(carried).enumerate().map(|(i, (own, carried))| {
         let label = if i == 0 { INGREDIENT.to_owned() } else { format!("{INGREDIENT}__{i}") };
-        (*role, Assertion::new(&label, &ingredient(*role)))
+        (own.role, Assertion::new(&label, &ingredient(own.role, carried)))
     });
     let ingredients: Vec<_> = ingredients.collect();
     let mut assertions = vec![
@@ -110,7 +121,9 @@ fn padded(
         jumbf::cbor(Kind::Claim, CLAIM, &claim),
         jumbf::cbor(Kind::Signature, SIGNATURE, &signature),
     ];
-    Ok(jumbf::superbox(Kind::Store, "c2pa", &[jumbf::superbox(Kind::Manifest, &label, &manifest)]))
+    // The last one is that of the file.
+    manifests.push(jumbf::superbox(Kind::Manifest, &label, &manifest));
+    Ok(jumbf::superbox(Kind::Store, "c2pa", &manifests))
 }
 
 struct Assertion {
@@ -182,12 +195,18 @@ fn disclosure(statement: &Statement) -> Value {
     ])
 }
 
-fn ingredient(role: Role) -> Value {
+fn ingredient(role: Role, carried: Option<&Carried>) -> Value {
     let (title, relationship) = match role {
         Role::Initial => ("initial image", "parentOf"),
         Role::Reference => ("reference image", "inputTo"),
     };
-    Value::object([("dc:title", Some(Value::text(title))), ("relationship", Some(Value::text(relationship)))])
+    Value::object([
+        ("dc:title", Some(Value::text(title))),
+        ("relationship", Some(Value::text(relationship))),
+        ("activeManifest", carried.map(Carried::manifest_link)),
+        ("claimSignature", carried.map(Carried::signature_link)),
+        ("validationResults", carried.map(Carried::results)),
+    ])
 }
 
 /// Whether bytes are a manifest store.

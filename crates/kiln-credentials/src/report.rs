@@ -45,7 +45,7 @@ pub struct Report {
     /// What was done, in order.
     pub actions: Vec<Action>,
     /// What it was made from.
-    pub ingredients: Vec<Ingredient>,
+    pub ingredients: Vec<FoundIngredient>,
 }
 
 /// Something that is wrong.
@@ -72,12 +72,12 @@ pub struct Action {
 
 /// An image that another was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ingredient {
+pub struct FoundIngredient {
     /// Its name, or what it was for.
     pub title: Option<String>,
     /// `parentOf`: it was changed; `inputTo`: it was looked at; `componentOf`: it is in there.
     pub relationship: Option<String>,
-    /// What its own credentials were worth when it was used; `none` if it had none.
+    /// What its own credentials were worth when it was used, as the signer of the file says; `none` if it had none.
     pub state: State,
     /// Whom its certificate names.
     pub signer: Option<String>,

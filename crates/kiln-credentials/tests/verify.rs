@@ -4,7 +4,8 @@ use std::path::Path;
 
 use kiln_base::Utc;
 use kiln_credentials::{
-    CAN_VERIFY, NewCredentials, Report, Role, Signer, State, Statement, Trust, sign, verify,
+    CAN_VERIFY, Ingredient, NewCredentials, Report, Role, Signer, State, Statement, Trust, carry, sign,
+    verify,
 };
 use kiln_image::{AiSource, Format, RgbImage, encode, with_manifest_store};
 
@@ -43,7 +44,7 @@ fn statement(ingredients: Vec<Role>) -> Statement {
         generator: ("Kiln".into(), "1.0.0".into()),
         model: "FLUX.2 klein 4B".into(),
         producer: Some("Ada".into()),
-        ingredients,
+        ingredients: ingredients.into_iter().map(|role| Ingredient { role, credentials: None }).collect(),
         source: source.address(),
         when: Utc::now(),
     }
@@ -263,6 +264,62 @@ fn texts_of_strangers_are_short_and_without_control_characters() {
     let model = report.model.unwrap();
     assert!(model.starts_with("a[2Jbb") && model.chars().count() == 200, "{model}");
     assert_eq!(report.producer.as_deref(), Some("lineline"));
+}
+
+#[test]
+fn an_edit_carries_the_credentials_of_its_inputs_over() {
+    let (studio, other) = (Studio::new(), Studio::new());
+    for format in FORMATS {
+        let file = other.signed(format, &statement(vec![]));
+        if !CAN_VERIFY {
+            assert_eq!(carry(file), None);
+            continue;
+        }
+        let mut changed = file.clone();
+        let at = if format == Format::Webp { 30 } else { file.len() - 30 };
+        changed[at] ^= 1;
+        let edit = |inputs: &[(Role, &[u8])]| {
+            let carried =
+                |(role, file): &(Role, &[u8])| Ingredient { role: *role, credentials: carry(file.to_vec()) };
+            let roles = inputs.iter().map(|(role, _)| *role).collect();
+            let ingredients = inputs.iter().map(carried).collect();
+            studio.signed(format, &Statement { ingredients, ..statement(roles) })
+        };
+        let plain = plain(format);
+        let first = edit(&[(Role::Initial, &file), (Role::Reference, &changed), (Role::Reference, &plain)]);
+        // The credentials of an edit have those of its inputs in them, each once.
+        let second = edit(&[(Role::Initial, &first), (Role::Reference, &file)]);
+        let manifests = |file: &[u8]| file.windows(6).filter(|bytes| bytes == b"c2ma\0\x11").count();
+        assert_eq!((manifests(&first), manifests(&second)), (2, 3));
+        for (file, states) in [
+            (first, vec![State::Valid, State::Invalid, State::None]),
+            (second, vec![State::Valid, State::Valid]),
+        ] {
+            let report = verify(file, &studio.trust);
+            assert_eq!(report.state, State::Trusted, "{format:?}: {report:?}");
+            let found: Vec<_> = report.ingredients.iter().map(|ingredient| ingredient.state).collect();
+            assert_eq!(found, states, "{format:?}: {report:?}");
+            assert_eq!(report.ingredients[0].signer.as_deref(), Some("Ada's studio"));
+        }
+    }
+}
+
+#[test]
+fn credentials_that_are_too_large_or_no_plain_manifests_are_not_carried_over() {
+    let claim =
+        superbox(b"c2ma", "urn:c2pa:1", &superbox(b"c2cs", "c2pa.signature", &boxed(b"cbor", &[0xa0])));
+    let store = |content: &[u8]| with_store(&superbox(b"c2pa", "c2pa", content));
+    let update = superbox(b"c2cm", "urn:c2pa:1", &boxed(b"brob", BOMB));
+    for (name, content) in [
+        ("compressed", update.clone()),
+        ("compressed before a plain one", [update, claim.clone()].concat()),
+        ("many", claim.repeat(100)),
+        ("large", [superbox(b"c2ma", "a", &boxed(b"free", &vec![0; 5 << 20])), claim.clone()].concat()),
+        ("with something behind", [claim, b"words".to_vec()].concat()),
+    ] {
+        assert_eq!(carry(store(&content)), None, "{name}");
+    }
+    assert_eq!((carry(plain(Format::Png)), carry(b"words".to_vec())), (None, None));
 }
 
 /// The server holds a permit in it.

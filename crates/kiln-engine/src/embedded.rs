@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use kiln_base::Utc;
-use kiln_credentials::{Role, Signer, Statement};
-use kiln_image::{AiMark, Encoding, Metadata, RgbImage};
+use kiln_credentials::{CAN_VERIFY, Carried, Ingredient, Role, Signer, Statement, carry};
+use kiln_image::{AiMark, Encoding, Metadata, RgbImage, read_manifest_store};
 
 use crate::error::{Error, Result};
-use crate::request::Request;
+use crate::request::{FileRef, Request};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -41,7 +41,7 @@ impl fmt::Debug for Credentials {
 }
 
 /// How an image was generated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct ImageOrigin<'a> {
     /// The request.
     pub request: &'a Request,
@@ -51,6 +51,8 @@ pub struct ImageOrigin<'a> {
     pub recipe: &'a str,
     /// A1111's description.
     pub parameters: Option<&'a str>,
+    /// The file of an input image, if it is still there: signed images carry its credentials over.
+    pub inputs: &'a dyn Fn(&FileRef) -> Option<Vec<u8>>,
 }
 
 impl Default for Embedded {
@@ -60,6 +62,16 @@ impl Default for Embedded {
 }
 
 impl Embedded {
+    /// What to tell of a file that an image is made from: whether its credentials are carried over.
+    pub fn input_note(&self, name: &str, file: &[u8]) -> Option<String> {
+        let has_credentials = read_manifest_store(file).is_ok_and(|store| store.is_some());
+        let is_carried = || CAN_VERIFY && self.credentials.is_some() && carry(file.to_vec()).is_some();
+        has_credentials.then(|| {
+            let are = if is_carried() { "are" } else { "are not" };
+            format!("`{name}` has credentials (C2PA), which {are} carried over")
+        })
+    }
+
     /// Encodes an image. It is signed last: nothing may be added to the file afterwards.
     pub fn encode(&self, image: &RgbImage, encoding: Encoding, origin: &ImageOrigin<'_>) -> Result<Vec<u8>> {
         let mark = self.ai_mark(origin);
@@ -78,8 +90,9 @@ impl Embedded {
             ingredients: request
                 .init
                 .iter()
-                .map(|_| Role::Initial)
-                .chain(request.references.iter().map(|_| Role::Reference))
+                .map(|file| (Role::Initial, file))
+                .chain(request.references.iter().map(|file| (Role::Reference, file)))
+                .map(|(role, file)| Ingredient { role, credentials: carried(origin, file) })
                 .collect(),
             source: request.ai_source().address(),
             when: Utc::now(),
@@ -97,4 +110,9 @@ impl Embedded {
             label: self.aigc_label.clone(),
         })
     }
+}
+
+/// The credentials of an input image, with what checking them shows.
+fn carried(origin: &ImageOrigin<'_>, file: &FileRef) -> Option<Carried> {
+    if CAN_VERIFY { (origin.inputs)(file).and_then(carry) } else { None }
 }

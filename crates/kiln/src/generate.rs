@@ -187,10 +187,8 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     for file in plans.iter().flat_map(|plan| plan.request.images()) {
         let bytes = kiln_engine::read_image_bytes(&file.path).unwrap_or_default();
-        if kiln_image::read_manifest_store(&bytes).is_ok_and(|store| store.is_some()) {
-            let name = file.path.display();
-            reporter.note(&format!("`{name}` has credentials (C2PA), which are not carried over"));
-        }
+        let note = embedded.input_note(&file.path.display().to_string(), &bytes);
+        note.iter().for_each(|note| reporter.note(note));
     }
     if let Some(path) = &args.latents_out {
         output.check_latents(path, images)?;

@@ -1,10 +1,10 @@
 //! `kiln verify`: checks who signed images, and whether they have changed since.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kiln_catalog::own_trust;
 use kiln_catalog::properties::Properties;
-use kiln_credentials::{Action, CAN_VERIFY, Ingredient, Report, State, Trust, verify};
+use kiln_credentials::{Action, CAN_VERIFY, FoundIngredient, Report, State, Trust, verify};
 use kiln_image::{FoundAiMark, read_ai_mark};
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ struct MarkReport {
 
 /// Checks files. A returned error is already reported: the exit code tells the worst of them.
 pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
-    let prepared = if CAN_VERIFY { trust(args) } else { Err(not_built()) };
+    let prepared = if CAN_VERIFY { trust(&args.trust) } else { Err(not_built()) };
     let trust = prepared.inspect_err(|error| terminal::tell(&error.to_string()))?;
     let mut worst = None;
     for (i, path) in args.files.iter().enumerate() {
@@ -76,9 +76,10 @@ fn not_built() -> CliError {
         .hint("the released programs have it; in a clone: cargo build --release --features verify")
 }
 
-fn trust(args: &VerifyArgs) -> Result<Trust, CliError> {
+/// One's own root, and those of files.
+pub fn trust(files: &[PathBuf]) -> Result<Trust, CliError> {
     let mut trust = own_trust();
-    for path in &args.trust {
+    for path in files {
         trust.add(path).map_err(|error| {
             CliError::new(error.to_string()).hint("--trust takes the root certificate of a signer, as PEM")
         })?;
@@ -157,7 +158,7 @@ fn done(action: &Action) -> String {
     format!("{name}{agent}{source}")
 }
 
-fn made_from(ingredient: &Ingredient) -> String {
+fn made_from(ingredient: &FoundIngredient) -> String {
     let title = ingredient.title.as_deref().unwrap_or("an image");
     let relationship = ingredient.relationship.as_deref().unwrap_or("of unknown use");
     let by = ingredient.signer.as_ref().map(|signer| format!(", signed by {signer}")).unwrap_or_default();

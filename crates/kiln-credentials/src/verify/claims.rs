@@ -3,7 +3,7 @@
 use encypher_c2pa::VerificationReport;
 use serde_json::Value;
 
-use crate::report::{Action, Ingredient, Report, State};
+use crate::report::{Action, FoundIngredient, Report, State};
 
 /// Maximum entries of a list in a report.
 pub(super) const MAX_LIST: usize = 32;
@@ -32,9 +32,9 @@ pub(super) fn report(found: &VerificationReport) -> Report {
         generator: generator_name(active),
         model: disclosed.or(agent),
         producer: string(&generator["org.kiln.producer"]),
-        ingredients: assertions(active, "c2pa.ingredient")
+        ingredients: labelled(active, "c2pa.ingredient")
             .take(MAX_LIST)
-            .map(|data| ingredient(data, manifests))
+            .map(|(label, data)| ingredient(data, manifests, is_refuted(found, label)))
             .collect(),
         actions,
         ..Report::of(State::Invalid)
@@ -43,12 +43,30 @@ pub(super) fn report(found: &VerificationReport) -> Report {
 
 /// The contents of the assertions of a kind, whatever their version and number.
 fn assertions<'a>(manifest: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Value> {
+    labelled(manifest, kind).map(|(_, data)| data)
+}
+
+fn labelled<'a>(manifest: &'a Value, kind: &'static str) -> impl Iterator<Item = (&'a str, &'a Value)> {
     let all = manifest["assertions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_kind = move |assertion: &&Value| {
-        let rest = assertion["label"].as_str().and_then(|label| label.strip_prefix(kind));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(".v") || rest.starts_with("__"))
-    };
-    all.iter().filter(is_kind).map(|assertion| &assertion["data"])
+    all.iter().filter_map(move |assertion| {
+        let label = assertion["label"].as_str()?;
+        let rest = label.strip_prefix(kind)?;
+        let is_kind = rest.is_empty() || rest.starts_with(".v") || rest.starts_with("__");
+        is_kind.then_some((label, &assertion["data"]))
+    })
+}
+
+/// Whether an ingredient's manifest is not what the signer of the file says it was.
+fn is_refuted(found: &VerificationReport, label: &str) -> bool {
+    let deltas = found.manifest_report["validation_results"]["ingredientDeltas"].as_array();
+    let active = found.manifest_report["active_manifest"].as_str().unwrap_or_default();
+    let address = format!("self#jumbf=/c2pa/{active}/c2pa.assertions/{label}");
+    deltas.into_iter().flatten().filter(|delta| delta["ingredientAssertionURI"] == address).any(|delta| {
+        let failures = delta["validationDeltas"]["failure"].as_array();
+        failures.into_iter().flatten().any(|status| {
+            status["details"]["source"] != "recorded" && status["code"] != super::words::UNTRUSTED
+        })
+    })
 }
 
 fn action(data: &Value) -> Action {
@@ -62,7 +80,7 @@ fn action(data: &Value) -> Action {
     }
 }
 
-fn ingredient(data: &Value, manifests: &Value) -> Ingredient {
+fn ingredient(data: &Value, manifests: &Value, is_refuted: bool) -> FoundIngredient {
     let link =
         if data["activeManifest"].is_null() { &data["c2pa_manifest"] } else { &data["activeManifest"] };
     let label = link["url"].as_str().and_then(|address| address.rsplit('/').next()).unwrap_or_default();
@@ -74,6 +92,8 @@ fn ingredient(data: &Value, manifests: &Value) -> Ingredient {
     };
     let state = if link.is_null() {
         State::None
+    } else if is_refuted {
+        State::Invalid
     } else if !results.is_object() {
         State::NotChecked
     } else if codes("failure").iter().any(|code| *code != super::words::UNTRUSTED) {
@@ -83,7 +103,7 @@ fn ingredient(data: &Value, manifests: &Value) -> Ingredient {
     } else {
         State::Valid
     };
-    Ingredient {
+    FoundIngredient {
         title: string(&data["dc:title"]),
         relationship: string(&data["relationship"]),
         state,

@@ -3,6 +3,7 @@
 //! The validator is a crate of its own; it reads no file and no network here. Files and their stores have a maximum size, and a
 //! check that takes too long is given up: its thread ends later, because its work is bounded.
 
+mod carry;
 mod claims;
 mod words;
 
@@ -16,6 +17,8 @@ use encypher_c2pa::{
 use kiln_image::read_manifest_store;
 
 use crate::{Problem, Report, State, Trust};
+
+pub use carry::carry;
 
 /// Whether this program checks credentials.
 pub const CAN_VERIFY: bool = true;
@@ -41,25 +44,45 @@ const GIVEN_LIST: &str = "urn:kiln:trust";
 ///
 /// `file` is dropped when the check has really ended, which may be after this returns.
 pub fn verify<F: AsRef<[u8]> + Send + 'static>(file: F, trust: &Trust) -> Report {
-    let (sender, receiver) = mpsc::sync_channel(1);
     let trust = trust.clone();
-    let check = move || {
-        let report = check(file.as_ref(), &trust);
-        drop(file);
-        let _ = sender.send(report);
-    };
-    let thread = std::thread::Builder::new().name("verify".into()).stack_size(STACK).spawn(check);
-    if let Err(error) = thread {
-        return Report::not_checked("kiln.failed", format!("the check can't start: {error}"));
-    }
-    match receiver.recv_timeout(PATIENCE) {
+    match limited(file, move |file| check(file, &trust)) {
         Ok(report) => report,
-        Err(mpsc::RecvTimeoutError::Timeout) => {
+        Err(Failure::Start(error)) => {
+            Report::not_checked("kiln.failed", format!("the check can't start: {error}"))
+        }
+        Err(Failure::Timeout) => {
             Report::not_checked("kiln.timeout", format!("the check took more than {PATIENCE:?}"))
         }
-        // The validator has panicked on this file.
-        Err(mpsc::RecvTimeoutError::Disconnected) => invalid("kiln.failed"),
+        Err(Failure::Panic) => invalid("kiln.failed"),
     }
+}
+
+/// Why a check has no result.
+enum Failure {
+    Start(std::io::Error),
+    Timeout,
+    /// The validator has panicked on this file.
+    Panic,
+}
+
+/// Runs a check in a thread of its own, and waits for it as long as it may take.
+fn limited<F, T>(file: F, check: impl FnOnce(&[u8]) -> T + Send + 'static) -> Result<T, Failure>
+where
+    F: AsRef<[u8]> + Send + 'static,
+    T: Send + 'static,
+{
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let check = move || {
+        let result = check(file.as_ref());
+        drop(file);
+        let _ = sender.send(result);
+    };
+    let thread = std::thread::Builder::new().name("verify".into()).stack_size(STACK).spawn(check);
+    thread.map_err(Failure::Start)?;
+    receiver.recv_timeout(PATIENCE).map_err(|error| match error {
+        mpsc::RecvTimeoutError::Timeout => Failure::Timeout,
+        mpsc::RecvTimeoutError::Disconnected => Failure::Panic,
+    })
 }
 
 fn check(file: &[u8], trust: &Trust) -> Report {
@@ -73,12 +96,7 @@ fn check(file: &[u8], trust: &Trust) -> Report {
         let is_there = read_manifest_store(file).is_ok_and(|store| store.is_some());
         return if is_there { invalid("general.error") } else { Report::of(State::None) };
     };
-    if store.len() > MAX_STORE {
-        let message = format!("the credentials are larger than {MAX_STORE} bytes");
-        return Report::not_checked("kiln.tooLarge", message);
-    }
-    if store.windows(COMPRESSED.len()).filter(|bytes| bytes == COMPRESSED).count() > MAX_COMPRESSED {
-        let message = format!("the credentials have more than {MAX_COMPRESSED} compressed parts");
+    if let Some(message) = excess(&store) {
         return Report::not_checked("kiln.tooLarge", message);
     }
     let Ok(found) = verify_with_options(file, media_type, &options) else { return invalid("general.error") };
@@ -141,6 +159,16 @@ fn trusted_by(file: &[u8], media_type: &str, store: &[u8], trust: &Trust) -> Opt
 fn store(file: &[u8], media_type: &str, options: &VerifyOptions) -> Option<Vec<u8>> {
     let found = detached_manifest_evidence_with_options(file, media_type, options);
     found.ok().flatten().map(|found| found.manifest_store)
+}
+
+/// Why a store is not given to the validator.
+fn excess(store: &[u8]) -> Option<String> {
+    if store.len() > MAX_STORE {
+        return Some(format!("the credentials are larger than {MAX_STORE} bytes"));
+    }
+    let compressed = store.windows(COMPRESSED.len()).filter(|bytes| bytes == COMPRESSED).count();
+    let message = || format!("the credentials have more than {MAX_COMPRESSED} compressed parts");
+    (compressed > MAX_COMPRESSED).then(message)
 }
 
 /// Nothing is asked of the network, whatever the environment says.
