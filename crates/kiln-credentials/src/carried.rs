@@ -6,7 +6,6 @@ use ring::digest::{SHA256, digest};
 
 use crate::cbor::Value;
 use crate::jumbf::{Superbox, hashed};
-use crate::manifest::Ingredient;
 
 /// Maximum bytes of all manifests that one file carries over.
 const MAX_ALL: usize = 8 << 20;
@@ -101,31 +100,19 @@ fn link(address: String, hash: &[u8]) -> Value {
     Value::object([("url", Some(Value::Text(address))), ("hash", Some(Value::Bytes(hash.to_vec())))])
 }
 
-/// Which ingredients carry their credentials over, and all their manifests, each once. One whose manifests don't fit, or have
-/// the label of other ones, does not.
-pub(crate) fn selected(ingredients: &[Ingredient]) -> (Vec<Option<&Carried>>, Vec<Vec<u8>>) {
+/// Which images' credentials are carried over, and all their manifests, each once. Those that don't fit, or have the label of
+/// other ones, are not.
+pub(crate) fn selected<'a>(all: &[Option<&'a Carried>]) -> (Vec<Option<&'a Carried>>, Vec<Vec<u8>>) {
     let mut known: BTreeMap<&str, &[u8]> = BTreeMap::new();
     let (mut manifests, mut length) = (Vec::new(), 0);
-    let mut all = Vec::new();
-    for own in ingredients {
-        let Some(carried) = &own.credentials else {
-            all.push(None);
-            continue;
-        };
+    let mut fits = |carried: &&'a Carried| {
         let is_new = |label: &str| !known.contains_key(label);
-        let more: usize = carried
-            .manifests
-            .iter()
-            .filter(|(label, _)| is_new(label))
-            .map(|(_, manifest)| manifest.len())
-            .sum();
-        let clashes = carried
-            .manifests
-            .iter()
-            .any(|(label, manifest)| known.get(&label[..]).is_some_and(|other| *other != &manifest[..]));
+        let new = carried.manifests.iter().filter(|(label, _)| is_new(label));
+        let more: usize = new.map(|(_, manifest)| manifest.len()).sum();
+        let mut all = carried.manifests.iter();
+        let clashes = all.any(|(label, own)| known.get(&label[..]).is_some_and(|other| other != own));
         if clashes || length + more > MAX_ALL {
-            all.push(None);
-            continue;
+            return false;
         }
         length += more;
         for (label, manifest) in &carried.manifests {
@@ -133,7 +120,8 @@ pub(crate) fn selected(ingredients: &[Ingredient]) -> (Vec<Option<&Carried>>, Ve
                 manifests.push(manifest.clone());
             }
         }
-        all.push(Some(carried));
-    }
-    (all, manifests)
+        true
+    };
+    let selected = all.iter().map(|carried| carried.filter(&mut fits)).collect();
+    (selected, manifests)
 }

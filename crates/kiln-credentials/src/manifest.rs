@@ -84,7 +84,8 @@ fn padded(
     padding: usize,
 ) -> Result<Vec<u8>> {
     let label = format!("urn:c2pa:{id}");
-    let (carried, mut manifests) = carried::selected(&statement.ingredients);
+    let all: Vec<_> = statement.ingredients.iter().map(|own| own.credentials.as_ref()).collect();
+    let (carried, mut manifests) = carried::selected(&all);
     let ingredients = statement.ingredients.iter().zip(carried).enumerate().map(|(i, (own, carried))| {
         let label = if i == 0 { INGREDIENT.to_owned() } else { format!("{INGREDIENT}__{i}") };
         (own.role, Assertion::new(&label, &ingredient(own.role, carried)))

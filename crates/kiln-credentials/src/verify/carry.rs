@@ -2,7 +2,8 @@
 
 use encypher_c2pa::{ValidationResults, VerificationStatus, local_evidence_with_options};
 
-use super::{MAX_FILE, claims, excess, limited, media_type, options, store};
+use super::text::text;
+use super::{MAX_FILE, excess, limited, media_type, options, store};
 use crate::Trust;
 use crate::carried::{Carried, Results};
 
@@ -32,7 +33,7 @@ fn results(all: &ValidationResults) -> Results {
     let list = |all: &[VerificationStatus]| {
         let standard = all.iter().filter(|status| !status.code.starts_with("com."));
         let texts = |status: &VerificationStatus| {
-            [&status.code, &status.url, &status.explanation].map(|text| claims::text(text))
+            [&status.code, &status.url, &status.explanation].map(|part| text(part))
         };
         standard.take(MAX_RESULTS).map(texts).collect()
     };

@@ -1,14 +1,14 @@
-//! What the credentials of a file claim. Every text in them may be a stranger's: it is cut and without control characters.
+//! What the credentials of a file claim.
 
 use encypher_c2pa::VerificationReport;
 use serde_json::Value;
 
+use super::text::text;
+use super::words::UNTRUSTED;
 use crate::report::{Action, FoundIngredient, Report, State};
 
 /// Maximum entries of a list in a report.
 pub(super) const MAX_LIST: usize = 32;
-/// Maximum characters of a text in a report.
-const MAX_TEXT: usize = 200;
 
 /// The report without what the validator found out.
 pub(super) fn report(found: &VerificationReport) -> Report {
@@ -63,9 +63,10 @@ fn is_refuted(found: &VerificationReport, label: &str) -> bool {
     let address = format!("self#jumbf=/c2pa/{active}/c2pa.assertions/{label}");
     deltas.into_iter().flatten().filter(|delta| delta["ingredientAssertionURI"] == address).any(|delta| {
         let failures = delta["validationDeltas"]["failure"].as_array();
-        failures.into_iter().flatten().any(|status| {
-            status["details"]["source"] != "recorded" && status["code"] != super::words::UNTRUSTED
-        })
+        failures
+            .into_iter()
+            .flatten()
+            .any(|status| status["details"]["source"] != "recorded" && status["code"] != UNTRUSTED)
     })
 }
 
@@ -96,7 +97,7 @@ fn ingredient(data: &Value, manifests: &Value, is_refuted: bool) -> FoundIngredi
         State::Invalid
     } else if !results.is_object() {
         State::NotChecked
-    } else if codes("failure").iter().any(|code| *code != super::words::UNTRUSTED) {
+    } else if codes("failure").iter().any(|code| *code != UNTRUSTED) {
         State::Invalid
     } else if codes("success").contains(&"signingCredential.trusted") {
         State::Trusted
@@ -126,15 +127,4 @@ fn generator_name(manifest: &Value) -> Option<String> {
 
 fn string(value: &Value) -> Option<String> {
     value.as_str().map(text).filter(|text| !text.is_empty())
-}
-
-/// A text of a stranger's.
-pub(super) fn text(text: &str) -> String {
-    let is_plain = |character: &char| {
-        // Marks that change the direction of what follows.
-        let turns =
-            matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        !character.is_control() && !turns
-    };
-    text.chars().filter(is_plain).take(MAX_TEXT).collect()
 }

@@ -5,6 +5,7 @@
 
 mod carry;
 mod claims;
+mod text;
 mod words;
 
 use std::sync::mpsc;

@@ -2,6 +2,7 @@
 
 use encypher_c2pa::VerificationStatus;
 
+use super::text::text;
 use crate::Problem;
 
 /// Nobody vouches for the signer.
@@ -61,5 +62,5 @@ pub(super) fn problem(code: &str) -> Problem {
         code if code.starts_with("ingredient.") => "what is said of an image that it was made from is wrong",
         _ => "the credentials are damaged",
     };
-    Problem { code: super::claims::text(code), message: message.into() }
+    Problem { code: text(code), message: message.into() }
 }
