@@ -2,67 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use ring::digest::{SHA256, digest};
-
 use crate::cbor::Value;
-use crate::jumbf::{Superbox, hashed};
 
 /// Maximum bytes of all manifests that one file carries over.
 const MAX_ALL: usize = 8 << 20;
-/// Maximum bytes of those of one image.
-const MAX_ONE: usize = 4 << 20;
-/// Maximum manifests of one image.
-const MAX_MANIFESTS: usize = 64;
-/// A manifest, and one that updates another.
-const KINDS: [[u8; 4]; 2] = [*b"c2ma", *b"c2um"];
 
 /// The credentials of an image, and what checking them has shown. See [`carry`](crate::carry).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// Label and box, that of the image last.
-    manifests: Vec<(String, Vec<u8>)>,
-    manifest_hash: Vec<u8>,
-    signature_hash: Vec<u8>,
-    results: Results,
-}
-
-/// What a check has shown: code, address and explanation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Results {
-    pub success: Vec<[String; 3]>,
-    pub informational: Vec<[String; 3]>,
-    pub failure: Vec<[String; 3]>,
+    pub(crate) manifests: Vec<(String, Vec<u8>)>,
+    pub(crate) manifest_hash: Vec<u8>,
+    pub(crate) signature_hash: Vec<u8>,
+    /// Successes, remarks and failures: code, address and explanation of each.
+    pub(crate) results: [Vec<[String; 3]>; 3],
 }
 
 impl Carried {
-    /// Takes a store apart. `None` if it is not of the form that can be copied: compressed, damaged, or too large.
-    pub(crate) fn new(store: &[u8], results: Results) -> Option<Carried> {
-        let whole = Superbox::read(store).filter(|whole| whole.whole.len() == store.len())?;
-        let manifests: Vec<Superbox<'_>> = whole.children().take(MAX_MANIFESTS + 1).collect();
-        let length: usize = manifests.iter().map(|manifest| manifest.whole.len()).sum();
-        let is_plain = |manifest: &Superbox<'_>| manifest.kind().is_some_and(|kind| KINDS.contains(&kind));
-        let is_whole = length == whole.content_length() && manifests.iter().all(is_plain);
-        if !is_whole || length > MAX_ONE || manifests.len() > MAX_MANIFESTS {
-            return None;
-        }
-        let active = manifests.last()?;
-        let signature = active.children().find(|part| part.label == "c2pa.signature")?;
-        let hash = |superbox: &[u8]| digest(&SHA256, hashed(superbox)).as_ref().to_vec();
-        Some(Carried {
-            manifest_hash: hash(active.whole),
-            signature_hash: hash(signature.whole),
-            results,
-            manifests: manifests.iter().map(|own| (own.label.to_owned(), own.whole.to_vec())).collect(),
-        })
-    }
-
+    /// The label of the image's manifest.
     pub(crate) fn label(&self) -> &str {
         self.manifests.last().map_or("", |(label, _)| label)
-    }
-
-    /// The hash of its manifest.
-    pub(crate) fn manifest_hash(&self) -> &[u8] {
-        &self.manifest_hash
     }
 
     /// The address of the image's manifest with its hash.
@@ -87,10 +46,11 @@ impl Carried {
             };
             Some(Value::Array(all.iter().map(status).collect()))
         };
+        let [success, informational, failure] = &self.results;
         let active = Value::object([
-            ("success", list(&self.results.success)),
-            ("informational", list(&self.results.informational)),
-            ("failure", list(&self.results.failure)),
+            ("success", list(success)),
+            ("informational", list(informational)),
+            ("failure", list(failure)),
         ]);
         Value::object([("activeManifest", Some(active))])
     }

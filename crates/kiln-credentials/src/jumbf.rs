@@ -82,17 +82,6 @@ impl<'a> Superbox<'a> {
         Some(Superbox { label, whole, content: &inside[description.len()..] })
     }
 
-    /// The bytes of the boxes inside.
-    pub fn content_length(self) -> usize {
-        self.content.len()
-    }
-
-    /// The four letters of what it holds.
-    pub fn kind(self) -> Option<[u8; 4]> {
-        // Behind its own header and that of its description.
-        self.whole.get(2 * HEADER..)?.first_chunk().copied()
-    }
-
     /// Iterates over the superboxes inside, to the first that is damaged.
     pub fn children(self) -> impl Iterator<Item = Superbox<'a>> {
         let mut rest = self.content;

@@ -66,7 +66,7 @@ fn marks_and_manifest_stores_of_changed_files_are_no_longer_than_the_file() {
     for format in [Format::Png, Format::Jpeg, Format::Webp] {
         let file = encode_with_metadata(&RgbImage::black(8, 8), format.into(), &metadata).unwrap();
         // Some segments of JPEG.
-        let store: Vec<u8> = (0..140_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let store: Vec<u8> = (0..140_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let whole = with_manifest_store(&file, &store).unwrap().0;
         let (mark, kept) = (read_ai_mark(&whole).unwrap(), read_manifest_store(&whole).unwrap());
         assert!(mark.is_some() && kept == Some(store));
