@@ -289,6 +289,13 @@ fn an_edit_carries_the_credentials_of_its_inputs_over() {
         let first = edit(&[(Role::Initial, &file), (Role::Reference, &changed), (Role::Reference, &plain)]);
         // The credentials of an edit have those of its inputs in them, each once.
         let second = edit(&[(Role::Initial, &first), (Role::Reference, &file)]);
+        // The first input's is bound to by the first edit alone, which nobody changed.
+        let mut forged = second.clone();
+        let at = forged.windows(10).position(|bytes| bytes == b"instanceID").unwrap();
+        forged[at + 20] ^= 1;
+        let report = verify(forged, &studio.trust);
+        let found = (report.state, codes(&report)[0].to_owned());
+        assert_eq!(found, (State::Invalid, "ingredient.manifest.mismatch".into()), "{report:?}");
         let manifests = |file: &[u8]| file.windows(6).filter(|bytes| bytes == b"c2ma\0\x11").count();
         assert_eq!((manifests(&first), manifests(&second)), (2, 3));
         for (file, states) in [

@@ -180,10 +180,12 @@ function show() {
 /** A line about where an image comes from: AI mark and credentials. It is asked for once. */
 function originLine(input, line = make("p", { className: "note origin" })) {
   line.textContent = input.origin ?? "";
+  // The list may be made anew before the answer is there.
+  input.line = line;
   if (input.missing || input.origin !== undefined) return line;
   input.origin = "";
   call(`${url(input)}/origin`).then(
-    ({ summary }) => line.textContent = input.origin = summary,
+    ({ summary }) => input.line.textContent = input.origin = summary,
     // It can wait for the next look at the image.
     () => input.origin = undefined);
   return line;

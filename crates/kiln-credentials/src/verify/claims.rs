@@ -58,16 +58,26 @@ fn labelled<'a>(manifest: &'a Value, kind: &'static str) -> impl Iterator<Item =
 
 /// Whether an ingredient's manifest is not what the signer of the file says it was.
 fn is_refuted(found: &VerificationReport, label: &str) -> bool {
-    let deltas = found.manifest_report["validation_results"]["ingredientDeltas"].as_array();
     let active = found.manifest_report["active_manifest"].as_str().unwrap_or_default();
     let address = format!("self#jumbf=/c2pa/{active}/c2pa.assertions/{label}");
-    deltas.into_iter().flatten().filter(|delta| delta["ingredientAssertionURI"] == address).any(|delta| {
+    refuted(found).any(|own| own == address)
+}
+
+/// The addresses of ingredients whose manifests are not what was said of them, also of those of ingredients.
+pub(super) fn refuted(found: &VerificationReport) -> impl Iterator<Item = &str> {
+    let deltas = found.manifest_report["validation_results"]["ingredientDeltas"].as_array();
+    let is_refuted = |delta: &&Value| {
         let failures = delta["validationDeltas"]["failure"].as_array();
         failures
             .into_iter()
             .flatten()
             .any(|status| status["details"]["source"] != "recorded" && status["code"] != UNTRUSTED)
-    })
+    };
+    deltas
+        .into_iter()
+        .flatten()
+        .filter(is_refuted)
+        .filter_map(|delta| delta["ingredientAssertionURI"].as_str())
 }
 
 fn action(data: &Value) -> Action {

@@ -109,6 +109,11 @@ fn check(file: &[u8], trust: &Trust) -> Report {
     if found.validation_results.failure.iter().any(words::is_fatal) {
         report.state = State::Invalid;
     }
+    // Nor does it mind changes in the credentials of what an image was made from.
+    let is_history_changed = claims::refuted(&found).next().is_some();
+    if is_history_changed {
+        report.state = State::Invalid;
+    }
     if report.state == State::Valid && found.validation_state == "Trusted" {
         report.trusted_by = trusted_by(file, media_type, &store, trust);
         if report.trusted_by.is_some() {
@@ -116,6 +121,9 @@ fn check(file: &[u8], trust: &Trust) -> Report {
         }
     }
     report.problems = problems(&found, report.state);
+    if is_history_changed {
+        report.problems.insert(0, words::problem("ingredient.manifest.mismatch"));
+    }
     report
 }
 
