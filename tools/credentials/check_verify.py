@@ -4,7 +4,8 @@
 Needs `pip install c2pa-python encypher-c2pa`, cargo, and a program with the feature `verify`. Signs images that are made from
 signed ones (`kiln-credentials/examples/carry.rs`) and asks both validators for `Trusted` with the ingredients' manifests, and
 with what is wrong with them. Then COPIES (default 10000) with one changed, cut or added piece: none may crash `kiln verify`,
-and none may be better than c2pa-python says, but for bytes of the store that nobody signs (names and lengths of boxes).
+and none may stay valid, but for changes of bytes of the store that nobody signs (names and lengths of boxes). It prints
+what c2pa-python finds worse.
 """
 
 import io

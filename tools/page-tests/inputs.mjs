@@ -44,7 +44,7 @@ test("reference images are added, reordered, sent, and survive a reload", async 
 test("input images have a line about their origin", async (page) => {
   await page.setInputFiles("#files", [file("red.png", [200, 30, 30])]);
   await matches(page, "#references .origin", /AI mark: none; credentials: none/);
-  await page.click("text=Use as initial image");
+  await page.click("#references >> text=Use as initial image");
   await matches(page, "#initial-origin", /AI mark: none; credentials: none/);
   await page.click("#initial-to-reference");
   await removeReferences(page);
