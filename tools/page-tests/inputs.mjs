@@ -41,6 +41,15 @@ test("reference images are added, reordered, sent, and survive a reload", async 
   await removeReferences(page);
 });
 
+test("input images have a line about their origin", async (page) => {
+  await page.setInputFiles("#files", [file("red.png", [200, 30, 30])]);
+  await matches(page, "#references .origin", /AI mark: none; credentials: none/);
+  await page.click("#references >> text=Use as initial image");
+  await matches(page, "#initial-origin", /AI mark: none; credentials: none/);
+  await page.click("#initial-to-reference");
+  await removeReferences(page);
+});
+
 test("a file that can't be used is named", async (page) => {
   await page.setInputFiles("#files", { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("not an image") });
   await matches(page, ".alert-text", /“notes\.txt” can't be used: it is not an image/);

@@ -32,16 +32,27 @@ def crates_of(target, root):
     return {id: packages[id] for id in sorted(found, key=lambda id: (packages[id]["name"], packages[id]["version"]))}, found
 
 
-def licence_texts(package):
-    """The texts in a crate's folder, those of code from elsewhere in its subfolders, too."""
+def licence_texts(package, others):
+    """The texts in a crate's folder, those of code from elsewhere in its subfolders, too. Without any, those of a crate of the
+    same repository and licence."""
     folder = Path(package["manifest_path"]).parent
     files = [file for file in folder.rglob("*") if file.is_file() and LICENCE_FILE.match(file.name) and file.suffix != ".rs"]
     files = [file for file in files if "tests" not in file.relative_to(folder).parts]
+    siblings = [other for other in others if other["id"] != package["id"] and origin(other) == origin(package)]
+    if not files and package["repository"] and siblings:
+        return set.union(*(licence_texts(sibling, []) for sibling in siblings))
     if not files and "Apache-2.0" in (package["license"] or ""):
         files = [ROOT / "LICENSE-APACHE"]
+    if not files and package["license"] == "MIT":
+        terms = (ROOT / "LICENSE-MIT").read_text()
+        return {f"Copyright (c) the authors of {package['name']}\n\n" + terms[terms.index("Permission is hereby granted") :].strip("\n")}
     if not files:
         raise SystemExit(f"error: {package['name']} {package['version']} ({package['license']}) has no text of its licence")
     return {file.read_text(errors="replace").replace("\r\n", "\n").strip("\n") for file in files}
+
+
+def origin(package):
+    return package["repository"], package["license"]
 
 
 def third_party(target, root="kiln"):
@@ -51,7 +62,7 @@ def third_party(target, root="kiln"):
     # Texts that differ in spaces and line breaks alone are one.
     texts, crates_with = {}, {}
     for package in others:
-        for text in sorted(licence_texts(package)):
+        for text in sorted(licence_texts(package, others)):
             words = " ".join(text.split())
             texts.setdefault(words, text)
             crates_with.setdefault(words, []).append(f"{package['name']} {package['version']}")

@@ -38,7 +38,7 @@ class Target:
     @property
     def features(self):
         """The arguments of cargo that choose the features."""
-        return () if self.cuda else ("--no-default-features", "--features", "ember,fleet,serve")
+        return ("--features", "verify") if self.cuda else ("--no-default-features", "--features", "ember,fleet,serve,verify")
 
 
 TARGETS = [

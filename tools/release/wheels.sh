@@ -41,7 +41,7 @@ has_std() {
 
 # Builds the wheel of a platform. zig links against an old libc, and for other systems than this one.
 build() {
-    local target=$1 arguments=() features=() extra=() variables
+    local target=$1 arguments=() features=(--features verify) extra=() variables
     case $target in
         *-linux-gnu) arguments=(--zig --compatibility manylinux_2_28) ;;
         *-linux-musl) arguments=(--zig --compatibility musllinux_1_2) ;;
@@ -49,7 +49,7 @@ build() {
     esac
     if [[ $target != *-linux-gnu && $target != *-windows-* ]]; then
         # NVIDIA's driver needs glibc, and Macs have none.
-        features=(--no-default-features --features 'ember,serve')
+        features=(--no-default-features --features 'ember,serve,verify')
     fi
     if ! has_std "$target"; then
         read -ra extra <<<"${KILN_CARGO_ARGS:-}"

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+mod credentials;
 pub mod ember;
 mod error;
 pub mod export;
@@ -30,6 +31,7 @@ mod pull;
 pub mod user_cache;
 pub mod values;
 
+pub use credentials::{credentials_folder, own_trust};
 pub use error::{Error, Result};
 pub use folders::ModelFolders;
 pub use location::ModelLocation;

@@ -81,7 +81,7 @@ fn statement(roles: &[Role], producer: Option<String>) -> Statement {
         generator: ("Kiln".into(), "0.1.0".into()),
         model: "FLUX.2 klein 4B".into(),
         producer,
-        ingredients: roles.iter().map(|role| Ingredient { role: *role }).collect(),
+        ingredients: roles.iter().map(|role| Ingredient { role: *role, credentials: None }).collect(),
         source: source.address(),
         when: Utc::now(),
     }

@@ -1,7 +1,7 @@
 //! C2PA credentials: a signed statement inside an image file that says how it was made, and by whom.
 //!
-//! Only writing: of strangers, nothing is parsed here but the answers of an authority of time stamps. A store is added to the
-//! finished file, and its hash covers everything else in it.
+//! A store is added to the finished file, and its hash covers everything else in it. What strangers have signed is checked by
+//! a validator, with the feature `verify`; without it, [`verify`] says only whether a file has credentials.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod algorithm;
+mod carried;
 mod cbor;
 mod certificate;
 mod command;
@@ -40,13 +41,21 @@ mod error;
 mod jumbf;
 mod key;
 mod manifest;
+mod report;
 mod sign;
 mod signer;
 mod time_stamp;
+mod trust;
+#[cfg_attr(not(feature = "verify"), path = "no_verify.rs")]
+mod verify;
 
 pub use algorithm::Algorithm;
+pub use carried::Carried;
 pub use create::NewCredentials;
 pub use error::{Error, Result};
 pub use manifest::{Ingredient, Role, Statement, is_store};
+pub use report::{Action, FoundIngredient, Problem, Report, State};
 pub use sign::sign;
 pub use signer::Signer;
+pub use trust::Trust;
+pub use verify::{CAN_VERIFY, carry, verify};

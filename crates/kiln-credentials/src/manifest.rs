@@ -6,6 +6,7 @@ use kiln_base::Utc;
 use ring::digest::{SHA256, digest};
 
 use crate::Result;
+use crate::carried::{self, Carried};
 use crate::cbor::Value;
 use crate::jumbf::{self, Kind, Superbox};
 
@@ -40,6 +41,8 @@ pub struct Statement {
 pub struct Ingredient {
     /// What it was for.
     pub role: Role,
+    /// Its own credentials, if they are carried over.
+    pub credentials: Option<Carried>,
 }
 
 /// What an image was for that another was made from. Its file is not named: that may tell more than its owner means to.
@@ -68,9 +71,11 @@ pub(crate) fn store(
     seal: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
 ) -> Result<Vec<u8>> {
     let label = format!("urn:c2pa:{id}");
-    let ingredients = statement.ingredients.iter().enumerate().map(|(i, own)| {
+    let all: Vec<_> = statement.ingredients.iter().map(|own| own.credentials.as_ref()).collect();
+    let (carried, mut manifests) = carried::selected(&all);
+    let ingredients = statement.ingredients.iter().zip(carried).enumerate().map(|(i, (own, carried))| {
         let label = if i == 0 { INGREDIENT.to_owned() } else { format!("{INGREDIENT}__{i}") };
-        (own.role, Assertion::new(&label, &ingredient(own)))
+        (own.role, Assertion::new(&label, &ingredient(own.role, carried)))
     });
     let ingredients: Vec<_> = ingredients.collect();
     let mut assertions = vec![
@@ -104,7 +109,9 @@ pub(crate) fn store(
         jumbf::cbor(Kind::Claim, CLAIM, &claim),
         jumbf::cbor(Kind::Signature, SIGNATURE, &signature),
     ];
-    Ok(jumbf::superbox(Kind::Store, "c2pa", &[jumbf::superbox(Kind::Manifest, &label, &manifest)]))
+    // The last one is that of the file.
+    manifests.push(jumbf::superbox(Kind::Manifest, &label, &manifest));
+    Ok(jumbf::superbox(Kind::Store, "c2pa", &manifests))
 }
 
 struct Assertion {
@@ -172,12 +179,18 @@ fn disclosure(statement: &Statement) -> Value {
     ])
 }
 
-fn ingredient(ingredient: &Ingredient) -> Value {
-    let (title, relationship) = match ingredient.role {
+fn ingredient(role: Role, carried: Option<&Carried>) -> Value {
+    let (title, relationship) = match role {
         Role::Initial => ("initial image", "parentOf"),
         Role::Reference => ("reference image", "inputTo"),
     };
-    Value::object([("dc:title", Some(Value::text(title))), ("relationship", Some(Value::text(relationship)))])
+    Value::object([
+        ("dc:title", Some(Value::text(title))),
+        ("relationship", Some(Value::text(relationship))),
+        ("activeManifest", carried.map(Carried::manifest_link)),
+        ("claimSignature", carried.map(Carried::signature_link)),
+        ("validationResults", carried.map(Carried::results)),
+    ])
 }
 
 /// Whether bytes are a manifest store.

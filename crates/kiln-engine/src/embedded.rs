@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use kiln_base::Utc;
-use kiln_credentials::{Ingredient, Role, Statement};
+use kiln_credentials::{CAN_VERIFY, Carried, Ingredient, Role, Statement, carry};
 use kiln_image::{AiMark, Encoding, Metadata, RgbImage, read_manifest_store};
 
 use crate::credentials::Credentials;
 use crate::error::{Error, Result};
-use crate::request::Request;
+use crate::request::{FileRef, Request};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -27,7 +27,7 @@ pub struct Embedded {
 }
 
 /// How an image was generated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct ImageOrigin<'a> {
     /// The request.
     pub request: &'a Request,
@@ -37,6 +37,8 @@ pub struct ImageOrigin<'a> {
     pub recipe: &'a str,
     /// A1111's description.
     pub parameters: Option<&'a str>,
+    /// The file of an input image, if it is still there: signed images carry its credentials over.
+    pub inputs: &'a dyn Fn(&FileRef) -> Option<Vec<u8>>,
 }
 
 impl Default for Embedded {
@@ -51,10 +53,14 @@ impl Embedded {
         self.credentials.as_ref().map_or(Ok(()), |own| own.signer.check()).map_err(Error::Credentials)
     }
 
-    /// What to tell of a file that an image is made from: its credentials are not carried over.
+    /// What to tell of a file that an image is made from: whether its credentials are carried over.
     pub fn input_note(&self, name: &str, file: &[u8]) -> Option<String> {
         let has_credentials = read_manifest_store(file).is_ok_and(|store| store.is_some());
-        has_credentials.then(|| format!("`{name}` has credentials (C2PA), which are not carried over"))
+        let is_carried = || CAN_VERIFY && self.credentials.is_some() && carry(file.to_vec()).is_some();
+        has_credentials.then(|| {
+            let are = if is_carried() { "are" } else { "are not" };
+            format!("`{name}` has credentials (C2PA), which {are} carried over")
+        })
     }
 
     /// Encodes an image that is no result, such as a preview: with the mark alone.
@@ -88,9 +94,9 @@ impl Embedded {
             ingredients: request
                 .init
                 .iter()
-                .map(|_| Role::Initial)
-                .chain(request.references.iter().map(|_| Role::Reference))
-                .map(|role| Ingredient { role })
+                .map(|file| (Role::Initial, file))
+                .chain(request.references.iter().map(|file| (Role::Reference, file)))
+                .map(|(role, file)| Ingredient { role, credentials: carried(origin, file) })
                 .collect(),
             source: request.ai_source().address(),
             when: Utc::now(),
@@ -108,4 +114,9 @@ impl Embedded {
             label: self.aigc_label.clone(),
         })
     }
+}
+
+/// The credentials of an input image, with what checking them shows.
+fn carried(origin: &ImageOrigin<'_>, file: &FileRef) -> Option<Carried> {
+    if CAN_VERIFY { (origin.inputs)(file).and_then(carry) } else { None }
 }

@@ -148,6 +148,12 @@ pub fn read_image_bytes(path: &Path) -> Result<Vec<u8>, kiln_image::Error> {
     Ok(bytes)
 }
 
+/// The file that a recipe names, if it is there and is the same.
+pub(crate) fn unchanged_file(file: &FileRef) -> Option<Vec<u8>> {
+    let bytes = read_image_bytes(&file.path).ok()?;
+    (file.sha256.as_deref() == Some(&sha256(&bytes)[..])).then_some(bytes)
+}
+
 /// Refuses tensors that contain NaN or infinity, or whose dtype can't be converted to f32.
 pub(crate) fn check_finite(path: &Path, role: &str, x: &HostTensor) -> Result<()> {
     let (path, hint) = (path.display(), "save the file again, as f32 or bf16");

@@ -210,6 +210,7 @@ impl Recipe {
             model: self.model.title(),
             recipe: &json,
             parameters: Some(&parameters),
+            inputs: &inputs::unchanged_file,
         };
         embedded.encode(image, encoding, &origin)
     }

@@ -169,11 +169,26 @@ function show() {
   $("paint-mask").disabled = input.missing === true;
   $("initial-image").onload = () => learnSize(input, $("initial-image"));
   if (!input.missing) showImage($("initial-image"), url(input), () => isGone(input));
+  originLine(input, $("initial-origin"));
   $("remove-mask").hidden = $("feather-field").hidden = !mask;
   $("feather-number").textContent = `${$("feather").value} px`;
   $("paint-mask").textContent = mask ? "Edit the mask" : "Paint a mask";
   $("initial-mask").hidden = !mask?.canvas;
   if (mask?.canvas) drawMask($("initial-mask"), feathered(mask.canvas, mask.feather));
+}
+
+/** A line about where an image comes from: AI mark and credentials. It is asked for once. */
+function originLine(input, line = make("p", { className: "note origin" })) {
+  line.textContent = input.origin ?? "";
+  // The list may be made anew before the answer is there.
+  input.line = line;
+  if (input.missing || input.origin !== undefined) return line;
+  input.origin = "";
+  call(`${url(input)}/origin`).then(
+    ({ summary }) => input.line.textContent = input.origin = summary,
+    // It can wait for the next look at the image.
+    () => input.origin = undefined);
+  return line;
 }
 
 /** Marks an image that the server no longer has: it keeps uploads for some hours, and only for who uploaded them. */
@@ -203,6 +218,7 @@ function row(reference, index) {
       references.splice(index, 1);
       show();
     }, { "aria-label": `Remove reference ${number}` }));
+  tools.append(originLine(reference));
   if (reference.missing) tools.append(make("p", { className: "gone", textContent: `“${reference.name || "This image"}” is no longer on the server. Add the file again.` }));
   const item = make("li", { className: reference.missing ? "missing" : "" }, image, tools);
   image.ondragstart = (event) => {

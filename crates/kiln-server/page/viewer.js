@@ -1,6 +1,7 @@
 // The viewer: one image large, with zoom, its settings and what can be done with it.
 
 import * as advanced from "./advanced.js";
+import { call } from "./api.js";
 import { $, button, make, openDialog } from "./dom.js";
 import * as gallery from "./gallery.js";
 import { trying } from "./notices.js";
@@ -68,6 +69,7 @@ export function open(opened) {
   $("viewer-image").alt = image.prompt;
   $("viewer-facts").replaceChildren(...facts(image).flatMap(([name, value]) =>
     [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  showOrigin(image);
   const star = button(image.favourite ? "★ Favourite" : "☆ Favourite", () => trying(async () => {
     await gallery.star([image], !image.favourite);
     open(image);
@@ -87,6 +89,17 @@ export function open(opened) {
   $("newer").disabled = !neighbour(-1);
   $("older").disabled = !neighbour(1);
   openDialog($("viewer"));
+}
+
+/** Adds what the file says of its origin: AI mark and credentials. */
+async function showOrigin(image) {
+  const value = make("dd", { id: "viewer-origin", textContent: "…" });
+  $("viewer-facts").append(make("dt", { textContent: "Origin" }), value);
+  try {
+    value.textContent = (await call(`/v1/images/${encodeURIComponent(image.id)}/origin`)).summary;
+  } catch (error) {
+    value.textContent = error.message;
+  }
 }
 
 function neighbour(step) {

@@ -14,6 +14,8 @@ pub enum ErrorKind {
     Failed,
     /// The command line is wrong: 2.
     Usage,
+    /// A file has no credentials: 2.
+    NoCredentials,
     /// The check refused an image: 3.
     Refused,
     /// Cancelled with Ctrl-C: 130; with SIGTERM: 143.
@@ -65,7 +67,7 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             ErrorKind::Failed => 1,
-            ErrorKind::Usage => 2,
+            ErrorKind::Usage | ErrorKind::NoCredentials => 2,
             ErrorKind::Refused => 3,
             ErrorKind::Cancelled => cancel::exit_code() as u8,
         }
@@ -121,7 +123,7 @@ impl<E: Explain> From<E> for CliError {
 fn general_hint(error: &CliError) -> Option<String> {
     let starts = |words: &[&str]| words.iter().any(|word| error.message.starts_with(word));
     let hint = match error.kind {
-        ErrorKind::Cancelled | ErrorKind::Refused => return None,
+        ErrorKind::Cancelled | ErrorKind::Refused | ErrorKind::NoCredentials => return None,
         ErrorKind::Usage => "`kiln --help` lists the commands, `kiln COMMAND --help` the options of one",
         ErrorKind::Failed if starts(&["can't write", "can't create", "can't save"]) => {
             "check that the disk is not full and that the folder is writable"

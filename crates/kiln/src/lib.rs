@@ -34,6 +34,7 @@ mod uninstall;
 mod update;
 mod upsample;
 mod values;
+mod verify;
 mod welcome;
 
 use std::ffi::OsString;
@@ -122,6 +123,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Quantize(args) => report(quantize::run(&args)),
         Command::Info(args) => report(info::run(&args)),
         Command::Config(args) => report(config::run(&args)),
+        Command::Verify(args) => verify::run(&args),
         Command::Credentials(args) => report(credentials::run(&args)),
         Command::Doctor(args) => report(doctor::run(&args)),
         Command::Update(args) => report(update::run(&args)),

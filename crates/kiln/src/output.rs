@@ -298,16 +298,16 @@ fn check_name(path: &Path) -> Result<(), CliError> {
     if let Some(problem) = kiln_base::windows_name_problem(&name).filter(|_| cfg!(windows)) {
         return Err(CliError::new(format!("can't write `{}`: {problem}", path.display())));
     }
-    match fs::symlink_metadata(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            let problem = match e.kind() {
-                ErrorKind::InvalidFilename => format!("a name of {} bytes is too long", name.len()),
-                _ => e.to_string(),
-            };
-            Err(CliError::new(format!("can't write `{}`: {problem}", path.display())))
+    // Windows tells only when the file is created.
+    let is_too_long = cfg!(windows) && name.encode_utf16().count() > 255;
+    let problem = match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == ErrorKind::InvalidFilename || is_too_long => {
+            format!("a name of {} bytes is too long", name.len())
         }
-        _ => Ok(()),
-    }
+        Err(e) if e.kind() != ErrorKind::NotFound => e.to_string(),
+        _ => return Ok(()),
+    };
+    Err(CliError::new(format!("can't write `{}`: {problem}", path.display())))
 }
 
 /// Checks that files can be created in `folder`, by creating and removing one.

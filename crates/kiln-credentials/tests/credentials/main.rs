@@ -13,7 +13,7 @@ fn statement() -> Statement {
         generator: ("Kiln".into(), "1.0.0".into()),
         model: "Pebble".into(),
         producer: None,
-        ingredients: vec![Ingredient { role: Role::Reference }],
+        ingredients: vec![Ingredient { role: Role::Reference, credentials: None }],
         source: AiSource::Generated.address(),
         when: Utc::now(),
     }

@@ -1,7 +1,10 @@
 //! Damaged files give errors or other images, never a panic: thousands of reproducible changes and cuts.
 
 use crate::common::data;
-use kiln_image::{from_bytes, read_recipe};
+use kiln_image::{
+    AiMark, AiSource, Format, Metadata, RgbImage, encode_with_metadata, from_bytes, read_ai_mark,
+    read_manifest_store, read_recipe, with_manifest_store,
+};
 
 const FILES: [&str; 11] = [
     "rgb.png",
@@ -47,6 +50,54 @@ fn changed_bytes_never_panic() {
     }
     // Neither all rejected nor all read: the changes reach the decoders.
     assert!((500..8000).contains(&read), "{read} of 8800 were still images");
+}
+
+#[test]
+fn marks_and_manifest_stores_of_changed_files_are_no_longer_than_the_file() {
+    let mark = AiMark {
+        source: AiSource::Generated,
+        system: "Kiln, <a & b>".into(),
+        version: "1.0.0".into(),
+        label: None,
+    };
+    let metadata = Metadata { recipe: Some("{}"), parameters: None, ai_mark: Some(&mark) };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut marks, mut stores) = (0, 0);
+    for format in [Format::Png, Format::Jpeg, Format::Webp] {
+        let file = encode_with_metadata(&RgbImage::black(8, 8), format.into(), &metadata).unwrap();
+        // Some segments of JPEG.
+        let store: Vec<u8> = (0..140_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let whole = with_manifest_store(&file, &store).unwrap().0;
+        let (mark, kept) = (read_ai_mark(&whole).unwrap(), read_manifest_store(&whole).unwrap());
+        assert!(mark.is_some() && kept == Some(store));
+        for _ in 0..1000 {
+            let mut bytes = whole.clone();
+            for _ in 0..1 + random.below(4) {
+                // Most of the file is the store's content.
+                let reach = if random.below(4) == 0 { bytes.len() } else { 2500 };
+                let at = random.below(reach.min(bytes.len()));
+                bytes[at] = [0xff, 0, bytes[at] ^ (1 << random.below(8))][random.below(3)];
+            }
+            if random.below(4) == 0 {
+                bytes.truncate(random.below(whole.len()));
+            }
+            if format == Format::Png && random.below(2) == 0 {
+                repair_checksums(&mut bytes);
+            }
+            let length = bytes.len();
+            if let Ok(Some(mark)) = read_ai_mark(&bytes) {
+                let texts = [Some(mark.source), mark.system, mark.version];
+                assert!(texts.iter().flatten().map(String::len).sum::<usize>() <= 3 * length);
+                marks += 1;
+            }
+            if let Ok(Some(store)) = read_manifest_store(&bytes) {
+                assert!(store.len() <= length);
+                stores += 1;
+            }
+        }
+    }
+    // The changes reach both readers, and not all are harmless.
+    assert!((300..2900).contains(&marks) && (300..2990).contains(&stores), "{marks} marks, {stores} stores");
 }
 
 /// Without this, almost every change to a PNG would stop at a checksum.

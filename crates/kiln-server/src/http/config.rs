@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kiln_credentials::Trust;
 use kiln_engine::Embedded;
 use kiln_filters::ImageCheck;
 
@@ -47,6 +48,10 @@ pub struct Config {
     pub io_timeout: Duration,
     /// What image files say of how they were generated.
     pub embedded: Embedded,
+    /// Whose signatures of images are trusted, besides those of C2PA's list.
+    pub trust: Trust,
+    /// Whether `/v1/verify` needs no API key.
+    pub public_verify: bool,
     /// The check that every image must pass before it is stored or shown; previews are off with it.
     pub check: Option<ImageCheck>,
     /// Where the traces of jobs go, if anywhere.
@@ -73,6 +78,8 @@ impl Config {
             job_timeout: Duration::from_secs(3600),
             io_timeout: Duration::from_secs(30),
             embedded: Embedded::default(),
+            trust: Trust::default(),
+            public_verify: false,
             check: None,
             traces: None,
         }

@@ -8,6 +8,7 @@ use axum::extract::FromRef;
 
 use crate::http::api::a1111::choice::A1111Options;
 use crate::http::api::body::BodyReader;
+use crate::http::api::origin::Verifier;
 use crate::http::auth::Auth;
 use crate::http::body_budget::{BodyBudget, SMALL_BODY};
 use crate::http::config::Config;
@@ -41,6 +42,7 @@ pub struct ServerState {
     /// The trainings, if they are allowed.
     pub(crate) trainings: OnceLock<Arc<Trainings>>,
     a1111: Arc<A1111Options>,
+    verifier: Arc<Verifier>,
     pub(crate) webhooks: Arc<Webhooks>,
 }
 
@@ -79,6 +81,7 @@ parts! {
     Arc<Auth>: |server| Arc::clone(&server.auth);
     Arc<Webhooks>: |server| Arc::clone(&server.webhooks);
     Arc<A1111Options>: |server| Arc::clone(&server.a1111);
+    Arc<Verifier>: |server| Arc::clone(&server.verifier);
     Arc<Downloads>: |server| Arc::clone(&server.downloads);
     BodyReader: |server| {
         BodyReader { config: Arc::clone(&server.config), budget: Arc::clone(&server.body_budget) }
@@ -129,6 +132,7 @@ impl Server {
             downloads: Arc::default(),
             trainings: OnceLock::new(),
             a1111: Arc::default(),
+            verifier: Arc::new(Verifier::new(config.trust.clone())),
             webhooks,
             config: Arc::new(config),
             intake,

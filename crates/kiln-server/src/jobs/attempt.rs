@@ -238,6 +238,7 @@ impl JobAttempt {
             model: recipe.as_ref().map_or(&self.model[..], |recipe| recipe.model.title()),
             recipe: &finished.recipe,
             parameters: parameters.as_deref(),
+            inputs: &|file| std::fs::read(self.attempts.input_file(name(&file.path))?).ok(),
         };
         let embedded = &self.attempts.config.embedded;
         embedded.encode(&finished.image, request.encoding(), &origin).map(Bytes::from)

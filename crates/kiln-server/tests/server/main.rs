@@ -42,6 +42,7 @@ mod traces;
 mod trained_loras;
 mod trainings;
 mod upscale;
+mod verify;
 
 /// The address of the NATS server whose fleet takes the place of the server under test.
 fn fleet_url() -> Option<String> {

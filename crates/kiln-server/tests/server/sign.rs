@@ -71,7 +71,7 @@ async fn credentials_of_inputs_are_noted() {
         generator: ("Camera".into(), "1".into()),
         model: "None".into(),
         producer: None,
-        ingredients: vec![Ingredient { role: Role::Reference }],
+        ingredients: vec![Ingredient { role: Role::Reference, credentials: None }],
         source: kiln_image::AiSource::Generated.address(),
         when: kiln_base::Utc::now(),
     };

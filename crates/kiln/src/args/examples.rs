@@ -92,6 +92,16 @@ Examples:
   kiln config set serve.port 8080
   kiln config unset model";
 
+pub const VERIFY_EXAMPLES: &str = "\
+Trusted are signers of the authorities on C2PA's list, of --trust, and of `kiln credentials new` on this machine. Exit codes:
+0 all files are trusted or valid; 1 one is invalid, or can't be checked; 2 one has no credentials, and none is invalid.
+Nothing is asked of the network.
+
+Examples:
+  kiln verify fox.png
+  kiln verify *.jpg --json
+  kiln verify fox.png --trust studio.pem                            (the root that the studio hands out)";
+
 pub const CONVERT_EXAMPLES: &str = "\
 Examples:
   kiln convert models/klein-4b klein-4b.safetensors                  (one file, as for ComfyUI)

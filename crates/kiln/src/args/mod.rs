@@ -18,6 +18,7 @@ mod size;
 mod train;
 mod upsample;
 mod upscale;
+mod verify;
 
 use std::path::PathBuf;
 
@@ -39,6 +40,7 @@ pub use size::Aspect;
 pub use train::TrainArgs;
 pub use upsample::{UpsampleArgs, UpsampleSource};
 pub use upscale::UpscaleArgs;
+pub use verify::VerifyArgs;
 
 use examples::*;
 
@@ -104,6 +106,9 @@ pub enum Command {
     /// Describe a model, a weight file, or an image and its recipe
     #[command(visible_alias = "show", args_override_self = true)]
     Info(InfoArgs),
+    /// Check the credentials of images (C2PA): who signed them, and whether they have changed since
+    #[command(after_help = VERIFY_EXAMPLES, args_override_self = true)]
+    Verify(VerifyArgs),
     /// Make and show the key that `--sign` signs images with (C2PA)
     Credentials(CredentialsArgs),
     /// Show or change the settings file, which holds defaults for options

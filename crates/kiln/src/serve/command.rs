@@ -169,6 +169,8 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
         limits,
         model_aliases: args.model_aliases.clone(),
         webhooks,
+        trust: crate::verify::trust(&args.trust)?,
+        public_verify: args.public_verify,
         gallery: GalleryLimits { images: args.keep, bytes: args.gallery_limit },
         ..generator
     })

@@ -7,6 +7,9 @@ use kiln_weights::WeightSource;
 
 use crate::sandbox::{Sandbox, max_difference};
 
+/// A path that is absolute here; the earlier version's settings have that of Linux.
+const OUTPUT_FOLDER: &str = if cfg!(windows) { "C:/models/out" } else { "/models/out" };
+
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/earlier")
 }
@@ -28,6 +31,8 @@ fn sandbox() -> Sandbox {
     let sandbox = Sandbox::with_model("klein-base");
     sandbox.edit_model("tokenizer/tokenizer_config.json", "model_max_length", 16.into());
     copy(&data(), &sandbox.path("."));
+    let settings = fs::read_to_string(sandbox.path("config.toml")).unwrap();
+    sandbox.write("config.toml", settings.replace("/models/out", OUTPUT_FOLDER).as_bytes());
     sandbox
 }
 
@@ -73,7 +78,7 @@ fn a_training_of_an_earlier_version_is_resumed() {
 fn the_settings_of_an_earlier_version_are_read() {
     let sandbox = sandbox();
     for (key, value) in
-        [("model", "klein-4b"), ("output_folder", "/models/out"), ("threads", "2"), ("serve.port", "7878")]
+        [("model", "klein-4b"), ("output_folder", OUTPUT_FOLDER), ("threads", "2"), ("serve.port", "7878")]
     {
         assert_eq!(sandbox.kiln(&["config", "get", key]).ok().text().trim_end(), value);
     }

@@ -52,3 +52,4 @@ mod terminal;
 mod train;
 mod upsample;
 mod upscale;
+mod verify;

@@ -194,7 +194,7 @@ fn a_file_holds_prompts_one_per_line() {
 fn a_line_of_json_has_options_of_its_own() {
     let sandbox = Sandbox::new();
     let lora = kiln_golden::testdata().join("tiny/lora/lora_diffusers.safetensors");
-    let lora = lora.display();
+    let lora = lora.display().to_string().replace('\\', "/");
     let lines = format!(
         "a fox\n{{\"prompt\": \"a hen\", \"width\": 32, \"n\": 2}}\n{{\"prompt\": \"a fox\", \"seed\": 7, \"loras\": \
          [{{\"name\": \"{lora}\", \"weight\": 9}}]}}\na fox\n"

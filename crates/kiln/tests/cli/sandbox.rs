@@ -182,7 +182,7 @@ impl RunOutput {
         self
     }
 
-    /// Asserts failure with this exit code and an error message that contains all `words`.
+    /// Asserts failure with this exit code and an error message that contains all `words`. Paths in them have `/`.
     #[track_caller]
     pub fn fails(self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{}", self.err);
@@ -190,7 +190,8 @@ impl RunOutput {
         assert!(!self.err.contains("panicked"), "{}", self.err);
         self.is_complete_error();
         for word in words {
-            assert!(self.err.contains(word), "`{word}` is missing in:\n{}", self.err);
+            let has_path = || cfg!(windows) && self.err.replace('\\', "/").contains(word);
+            assert!(self.err.contains(word) || has_path(), "`{word}` is missing in:\n{}", self.err);
         }
     }
 

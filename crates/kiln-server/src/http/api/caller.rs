@@ -21,7 +21,24 @@ use crate::jobs::traces::TraceContext;
 /// When to try again after too many wrong keys, in seconds.
 const WRONG_KEYS_RETRY_SECONDS: u64 = 10;
 
+/// The route that the operator can open to all.
+const VERIFY: &str = "/v1/verify";
+
 impl Caller {
+    /// Somebody without a key, on a server that has keys.
+    fn stranger(origin: &Origin, host: Option<&str>) -> Caller {
+        let scheme = if origin.secure { "https" } else { "http" };
+        Caller {
+            client: network(origin.address).to_string(),
+            admin: false,
+            quotas: Quotas::default(),
+            key: None,
+            secure: origin.secure,
+            base_url: host.map(|host| format!("{scheme}://{host}")).unwrap_or_default(),
+            trace: None,
+        }
+    }
+
     fn new(identity: Identity, origin: &Origin, host: Option<&str>) -> Option<Caller> {
         let secure = origin.secure;
         let scheme = if secure { "https" } else { "http" };
@@ -120,6 +137,10 @@ pub(crate) fn identify(gate: &Gate, request: &Request) -> Result<Option<Caller>,
     let identity = gate.auth.identify(headers, origin.secure);
     if matches!(identity, Identity::Wrong) {
         return Err(Refusal::WrongKey(address));
+    }
+    let is_verify = *request.method() == Method::POST && request.uri().path() == VERIFY;
+    if matches!(identity, Identity::Missing) && is_verify && gate.config.public_verify {
+        return Ok(Some(Caller::stranger(&origin, host)));
     }
     let trace = headers.get("traceparent").and_then(|header| TraceContext::parse(header.to_str().ok()?));
     let caller = Caller::new(identity, &origin, host).map(|caller| Caller { trace, ..caller });

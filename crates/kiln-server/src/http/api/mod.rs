@@ -23,6 +23,7 @@ mod multipart;
 mod openai;
 #[cfg(feature = "schema")]
 mod openapi;
+pub(crate) mod origin;
 mod plots;
 mod prompts;
 mod queue;

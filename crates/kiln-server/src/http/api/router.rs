@@ -16,8 +16,8 @@ use super::a1111::{self, control, lists, options, png_info};
 use super::caller::{Gate, Peer, Refusal, identify, unauthorized};
 use super::error::ApiError;
 use super::{
-    downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, prompts, queue, recipes,
-    status, training_events, trainings,
+    downloads, gallery, inputs, job_events, jobs, loras, marks, openai, origin, plots, prompts, queue,
+    recipes, status, training_events, trainings,
 };
 use crate::Server;
 use crate::http::page;
@@ -73,6 +73,7 @@ endpoints! {
     post "/v1/inputs" inputs::upload;
     get "/v1/inputs/{id}" inputs::file;
     get "/v1/inputs/{id}/recipe" recipes::of_input;
+    get "/v1/inputs/{id}/origin" origin::input_origin;
     get "/v1/images" gallery::list;
     patch "/v1/images" marks::update;
     get "/v1/images/{id}" gallery::details;
@@ -80,6 +81,8 @@ endpoints! {
     get "/v1/images/{id}/file" gallery::file;
     get "/v1/images/{id}/thumbnail" gallery::thumbnail;
     get "/v1/images/{id}/recipe" gallery::recipe;
+    get "/v1/images/{id}/origin" origin::image_origin;
+    post "/v1/verify" origin::verify;
     post "/sdapi/v1/txt2img" a1111::txt2img;
     post "/sdapi/v1/img2img" a1111::img2img;
     get "/sdapi/v1/progress" control::progress;

@@ -148,6 +148,8 @@ pub(crate) struct About {
     /// Whom the certificate names that image files are signed with.
     #[serde(skip_serializing_if = "Option::is_none")]
     signed_by: Option<String>,
+    /// Whether `/v1/verify` checks credentials; else it says whether there are any.
+    verifies: bool,
 }
 
 /// Returns the server's version, limits and queue length.
@@ -176,6 +178,7 @@ pub(crate) async fn about(
         train: trainings.is_some() && caller.may_train(),
         ai_mark: jobs.config.embedded.ai_mark,
         aigc_label: jobs.config.embedded.aigc_label.clone(),
+        verifies: kiln_credentials::CAN_VERIFY,
         signed_by: jobs.config.embedded.credentials.as_ref().map(|own| own.signer.name().to_owned()),
     };
     json(StatusCode::OK, &about)

@@ -71,6 +71,14 @@ pub struct ServeArgs {
     #[arg(long = "trusted-proxy", value_name = "ADDRESS", help_heading = "Network")]
     pub trusted_proxies: Vec<kiln_server::Network>,
 
+    /// Let anybody check files at /v1/verify, without an API key: laws may ask services for a public detector
+    #[arg(long, help_heading = "Network")]
+    pub public_verify: bool,
+
+    /// Root certificate of signers to trust at /v1/verify, besides those of C2PA's list and one's own: PEM; repeatable
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    pub trust: Vec<PathBuf>,
+
     /// Host name that browsers may use for this server, besides its address; `*` allows any; repeatable
     #[arg(long = "allow-host", value_name = "NAME", help_heading = "Network", value_parser = host_name)]
     pub hosts: Vec<String>,
