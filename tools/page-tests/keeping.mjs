@@ -120,6 +120,8 @@ test("input images, their mask and a typed prompt survive a reload at a server w
     await page.click("#mask-done");
     await visible(page, "#remove-mask");
     await page.fill("#prompt", "typed and not sent");
+    // The mask is shown before it is saved.
+    await page.waitForFunction(() => JSON.parse(localStorage.getItem("kiln.inputs")).mask?.id);
     const state = () => page.evaluate(() => {
       const { references, initial, mask } = JSON.parse(localStorage.getItem("kiln.inputs"));
       return JSON.stringify([references.map(({ id }) => id), initial?.id, mask?.id]);
