@@ -42,7 +42,7 @@ suite() {
         END { if (passed + failed) printf "%d passed%s", passed, failed ? ", " failed " failed" : "" }' "$log")
     if ((code)); then
         failed=1
-        grep -aE "FAILED$|panicked at|^error" -A1 "$log" | cut -c1-300 >&2 || tail -n 40 "$log" >&2
+        grep -aE "FAILED$|panicked at|^error|^FAIL " -A1 "$log" | cut -c1-300 >&2 || tail -n 40 "$log" >&2
         result=${result:-failed}
     fi
     row "$name" "${result:-passed}" "$exceptions"
