@@ -32,6 +32,10 @@ except() {
 
 except unit "Wine 8 replaces no file that is open" a_file_that_is_being_read_is_replaced \
     a_file_of_the_same_size_and_time_under_the_same_name
+except conformance "they replace a file that is mapped, which Windows refuses" an_all_in_one_checkpoint_is_a_model \
+    nan_latents_of_a_reference_image_are_an_error a_gap_in_the_block_numbers_is_an_error \
+    a_tensor_that_nobody_reads_is_an_error_that_names_it every_changed_set_of_tensors_is_noticed \
+    leftovers_of_training_are_noted_and_counters_are_not
 except engine "they replace a file that is mapped, which Windows refuses" \
     a_lora_that_is_replaced_while_the_model_is_loaded a_vae_that_is_replaced_while_the_model_is_loaded
 # They send Ctrl-Break to one program, as consoles of Windows can: they have not run anywhere yet. The suite `console` sends Ctrl-C.
