@@ -45,6 +45,6 @@ pub use regular::{open_input, open_regular, read_regular, read_regular_text};
 pub use rename::rename;
 pub use sizes::{is_or_are, parse_bytes, plural};
 pub use sync::{lock, wait};
-pub use temporary::{TemporaryFolder, remove_stale};
+pub use temporary::{TemporaryFolder, remove_file, remove_stale};
 pub use text::decode_text;
 pub use utc::{Utc, unix_seconds};

@@ -64,6 +64,17 @@ impl TemporaryFolder {
     }
 }
 
+/// Removes a file. Its name is free at once: on Windows, a file that a program has mapped gets a temporary name first, and
+/// [`remove_stale`] removes it where that is not possible now.
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    if !cfg!(windows) {
+        return fs::remove_file(path);
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    // Dropping it removes it.
+    Builder::new().prefix(PREFIX).suffix(SUFFIX).make_in(folder, |to| rename(path, to)).map(drop)
+}
+
 /// Removes the temporary files and folders of processes that were killed before they could. Those in use, and those of
 /// other users, stay. Does nothing on file systems without locks.
 pub fn remove_stale(folder: &Path) {
@@ -158,6 +169,20 @@ mod tests {
         remove_stale(folder.path());
         assert!(file.path().exists() && inner.path().join("a").exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn a_removed_file_is_gone_though_it_is_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "a").unwrap();
+        let open = File::open(&path).unwrap();
+        remove_file(&path).unwrap();
+        assert!(!path.exists());
+        assert_eq!(remove_file(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        drop(open);
+        remove_stale(folder.path());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -55,6 +55,7 @@ impl ServerTrainer {
         // A training uses one device, the first.
         let mut machine = machine;
         machine.device.truncate(1);
+        kiln_base::remove_stale(&loras);
         Ok(ServerTrainer { models, loras, machine, sessions, turn, runs_alone: AtomicBool::new(false) })
     }
 
@@ -225,7 +226,7 @@ impl Trainer for ServerTrainer {
 
     fn delete_lora(&self, name: &str) -> std::io::Result<bool> {
         let Some(path) = files::find(Some(&self.loras), name) else { return Ok(false) };
-        match std::fs::remove_file(path) {
+        match kiln_base::remove_file(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
             removed => removed.map(|()| true),
         }
