@@ -47,6 +47,12 @@ impl Fleet {
     }
 
     async fn submit(&self, count: usize) -> Vec<String> {
+        // On a busy machine a worker's announcement takes a moment to reach the gateway.
+        let started = Instant::now();
+        while self.server.get("/v1/models").await.json()["data"].as_array().is_none_or(Vec::is_empty) {
+            assert!(started.elapsed() < Duration::from_secs(10), "no worker has announced a model");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let mut ids = Vec::new();
         for number in 0..count {
             ids.push(self.server.submit(json!({ "prompt": "fine", "seed": number })).await);

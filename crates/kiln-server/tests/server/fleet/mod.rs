@@ -36,10 +36,11 @@ const ALONE: [&str; 16] = [
     "gallery::the_oldest_images_are_deleted",
 ];
 /// Tests of what a gateway leaves to its workers, or does not do; of the jobs that a worker has claimed ahead.
-const NOT_ON_A_GATEWAY: [&str; 9] = [
+const NOT_ON_A_GATEWAY: [&str; 10] = [
     "trainings::",
     "downloads::",
     "prompts::",
+    "sign::",
     "keys::only_admins_download_models",
     "keys::recipes_are_left_out_of_files_on_request",
     "keys::files_are_marked_as_the_operator_says_whatever_the_job",
