@@ -25,6 +25,7 @@ import xml.etree.ElementTree
 import c2pa
 import encypher_c2pa
 import PIL.Image
+from tampering import tampered
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
@@ -90,21 +91,6 @@ def in_store(data, at):
     start = data.find(b"jumb") - 4
     length = int.from_bytes(data[start : start + 4], "big")
     return start - 12 <= at < start + length
-
-
-def tampered(data, draw):
-    """A copy that differs in one piece."""
-    data, at = bytearray(data), draw.randrange(len(data))
-    kind = draw.choice(["change", "cut", "add", "remove"])
-    if kind == "change":
-        data[at] ^= draw.randrange(1, 256)
-    elif kind == "cut":
-        del data[at:]
-    elif kind == "add":
-        data[at:at] = draw.randbytes(draw.randrange(1, 40))
-    else:
-        del data[at : at + draw.randrange(1, 40)]
-    return kind, at, bytes(data)
 
 
 def check_tampered(files, count):

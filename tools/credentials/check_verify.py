@@ -19,6 +19,7 @@ import tempfile
 
 import c2pa
 import encypher_c2pa
+from tampering import tampered
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
@@ -55,21 +56,6 @@ def check_edit(file, root):
     second = encypher_c2pa.verify(str(file), trust_pem=root, telemetry=False, online=False)
     if second["validation_state"] != "Trusted" or len(second["manifest_report"]["manifests"]) != manifests:
         yield f"{file.name}, by encypher: {second['validation_state']}"
-
-
-def tampered(data, draw):
-    """A copy that differs in one piece, and how."""
-    data, at = bytearray(data), draw.randrange(len(data))
-    kind = draw.choice(["change", "cut", "add", "remove"])
-    if kind == "change":
-        data[at] ^= draw.randrange(1, 256)
-    elif kind == "cut":
-        del data[at:]
-    elif kind == "add":
-        data[at:at] = draw.randbytes(draw.randrange(1, 40))
-    else:
-        del data[at : at + draw.randrange(1, 40)]
-    return f"{kind} at {at}", bytes(data)
 
 
 def verify(kiln, folder, files, root):
@@ -109,10 +95,10 @@ def main():
             copies = []
             for number in range(min(BATCH, count - done)):
                 file = draw.choice(files)
-                how, data = tampered(file.read_bytes(), draw)
+                kind, at, data = tampered(file.read_bytes(), draw)
                 copy = folder / f"copy-{number}{file.suffix}"
                 copy.write_bytes(data)
-                copies.append((file.name, how, copy))
+                copies.append((file.name, f"{kind} at {at}", copy))
             for (name, how, copy), state in zip(copies, verify(kiln, folder, [copy for *_, copy in copies], root)):
                 states[state] = states.get(state, 0) + 1
                 if state in ("valid", "trusted"):
