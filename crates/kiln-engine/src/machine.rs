@@ -34,11 +34,26 @@ pub fn system_version() -> Option<String> {
     System::long_os_version().ok().map(|name| name + &kernel)
 }
 
-/// Returns the version of NVIDIA's driver, such as 580.65; on Linux.
+/// Returns the version of NVIDIA's driver, such as 580.65.
+#[cfg(not(windows))]
 pub fn nvidia_driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let is_version = |word: &&str| word.contains('.') && word.split('.').all(|n| n.parse::<u32>().is_ok());
     text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// Returns the version of NVIDIA's driver, such as 580.65.
+#[cfg(windows)]
+pub fn nvidia_driver() -> Option<String> {
+    let library = kiln_windows::system_folder().ok()?.join("nvcuda.dll");
+    kiln_windows::file_version(&library).ok().map(driver_of_windows)
+}
+
+/// NVIDIA's version in that of a driver for Windows, whose last five digits it is: 580.65 in 32.0.15.8065.
+#[cfg(any(windows, test))]
+fn driver_of_windows([.., group, build]: [u16; 4]) -> String {
+    let digits = u32::from(group) % 10 * 10_000 + u32::from(build);
+    format!("{}.{:02}", digits / 100, digits % 100)
 }
 
 /// Returns the bytes available for a request on the CPU; one that needs more is refused.
@@ -118,4 +133,15 @@ fn features() -> Vec<(&'static str, bool)> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn features() -> Vec<(&'static str, bool)> {
     Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::driver_of_windows;
+
+    #[test]
+    fn the_driver_has_one_version_on_every_system() {
+        let versions = [[32, 0, 15, 8065], [31, 0, 15, 3742], [30, 0, 14, 7141], [32, 0, 16, 9]];
+        assert_eq!(versions.map(driver_of_windows), ["580.65", "537.42", "471.41", "600.09"]);
+    }
 }

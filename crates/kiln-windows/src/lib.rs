@@ -1,5 +1,5 @@
 //! Calls of Windows that the standard library has no functions for: the console, processes with their children, disks, the
-//! identity of files, the browser. Empty on other systems.
+//! identity of files, versions of libraries, the browser. Empty on other systems.
 //!
 //! ```
 //! # #[cfg(windows)]
@@ -17,7 +17,7 @@ mod shell;
 
 pub use disk::free_space;
 pub use file_id::FileId;
-pub use library::{own_file, system_folder};
+pub use library::{file_version, own_file, system_folder};
 pub use process_tree::ProcessTree;
 pub use shell::open_url;
 

@@ -43,7 +43,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     };
     let runtime = process::runtime()?;
     // Before the data folder is touched: a server that can't listen leaves the queue alone.
-    let listener = match runtime.block_on(listen::listen(&args)) {
+    let (listener, warning) = match runtime.block_on(listen::listen(&args)) {
         Err(_) if args.open && show_running(&runtime, &args) => return Ok(()),
         listened => listened?,
     };
@@ -75,6 +75,10 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
             Duration::from_secs(args.linger),
         )
     };
+    // Not before: a second double click finds the data folder in use, and opens the page of the first.
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
+    }
     announce(&format!("{scheme}://{address}"), args.generator.json);
     if args.open {
         browser::open(scheme, address);

@@ -26,18 +26,17 @@ fn addresses(args: &ServeArgs) -> impl Iterator<Item = SocketAddr> {
     (0..more).map(move |i| SocketAddr::new(host, first.saturating_add(i)))
 }
 
-/// Listens on the first free address.
-pub async fn listen(args: &ServeArgs) -> Result<TcpListener, CliError> {
+/// Listens on the first free address. The text says why that is not the first one.
+pub async fn listen(args: &ServeArgs) -> Result<(TcpListener, Option<String>), CliError> {
     let mut failed: Option<(SocketAddr, io::Error)> = None;
     for address in addresses(args) {
-        match (TcpListener::bind(address).await, &failed) {
-            (Ok(listener), None) => return Ok(listener),
-            (Ok(listener), Some((wanted, error))) => {
-                tracing::warn!("can't listen on {wanted}: {error}; listening on {address}");
-                return Ok(listener);
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                let warning =
+                    |(wanted, error)| format!("can't listen on {wanted}: {error}; listening on {address}");
+                return Ok((listener, failed.map(warning)));
             }
-            (Err(error), None) => failed = Some((address, error)),
-            (Err(_), Some(_)) => {}
+            Err(error) => failed = failed.or(Some((address, error))),
         }
     }
     let (address, error) =
