@@ -1,23 +1,28 @@
-//! The user's own credentials, and whom they make this machine trust.
+//! Whom this machine trusts: the user's own credentials, and roots that are given.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use kiln_base::folders;
 use kiln_credentials::{NewCredentials, Trust};
 
-use crate::ModelFolders;
-
-/// The folder of the user's own key and certificates, in the data folder; `None` if there is no data folder.
-pub fn credentials_folder() -> Option<PathBuf> {
-    Some(ModelFolders::own()?.parent().map(Path::to_path_buf)?.join("credentials"))
-}
+use crate::error::{Error, Result};
 
 /// The root that `kiln credentials new` made, if it did: files signed below it are the user's own.
 pub fn own_trust() -> Trust {
     let mut trust = Trust::default();
-    let root = credentials_folder().map(|folder| NewCredentials::in_folder(&folder).root);
+    let root = folders::credentials().map(|folder| NewCredentials::in_folder(&folder).root);
     if let Some(root) = root.filter(|root| root.is_file()) {
         // One that is damaged makes nobody trusted.
-        let _ = trust.add(&root);
+        let _ = trust.add_own(&root);
     }
     trust
+}
+
+/// One's own root, and those of PEM files.
+pub fn trust_with(roots: &[PathBuf]) -> Result<Trust> {
+    let mut trust = own_trust();
+    for root in roots {
+        trust.add(root).map_err(|error| Error::engine(kiln_engine::Error::Credentials(error)))?;
+    }
+    Ok(trust)
 }

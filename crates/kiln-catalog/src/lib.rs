@@ -26,14 +26,16 @@ mod folders;
 pub mod info;
 mod location;
 mod open;
+mod origin;
 pub mod properties;
 mod pull;
 pub mod user_cache;
 pub mod values;
 
-pub use credentials::{credentials_folder, own_trust};
+pub use credentials::{own_trust, trust_with};
 pub use error::{Error, Result};
 pub use folders::ModelFolders;
 pub use location::ModelLocation;
 pub use open::{not_a_model, open_with};
+pub use origin::{FileOrigin, MarkOrigin, WatermarkOrigin};
 pub use pull::{cache_settings, download_settings, known, pull, require_no_terms, terms};

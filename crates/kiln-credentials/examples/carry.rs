@@ -57,6 +57,7 @@ fn signed(
         producer: None,
         ingredients,
         source: source.address(),
+        watermarked: false,
         when: Utc::now(),
     };
     let image = RgbImage::new(64, 64, (0..64 * 64 * 3).map(|i| (i * i / 7) as u8).collect())?;

@@ -83,6 +83,7 @@ fn statement(roles: &[Role], producer: Option<String>) -> Statement {
         producer,
         ingredients: roles.iter().map(|role| Ingredient { role: *role, credentials: None }).collect(),
         source: source.address(),
+        watermarked: false,
         when: Utc::now(),
     }
 }

@@ -20,6 +20,7 @@
 //!     producer: None,
 //!     ingredients: vec![],
 //!     source: AiSource::Generated.address(),
+//!     watermarked: false,
 //!     when: Utc::now(),
 //! };
 //! let file = encode(&RgbImage::black(8, 8), Format::Png, None)?;

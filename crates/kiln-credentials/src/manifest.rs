@@ -32,6 +32,8 @@ pub struct Statement {
     pub ingredients: Vec<Ingredient>,
     /// IPTC's address of how much of it a model made.
     pub source: String,
+    /// Whether it has an invisible watermark.
+    pub watermarked: bool,
     /// When it was made.
     pub when: Utc,
 }
@@ -154,8 +156,11 @@ fn actions(statement: &Statement, ingredients: &[(Role, Assertion)]) -> Value {
     let opened = is_edit.then(|| {
         Value::object([("action", Some(Value::text("c2pa.opened"))), ("parameters", parameters(initial))])
     });
+    // Not bound: C2PA's list of watermarks knows others.
+    let mark = || Value::object([("action", Some(Value::text("c2pa.watermarked.unbound")))]);
+    let watermarked = statement.watermarked.then(mark);
     Value::object([
-        ("actions", Some(Value::Array(opened.into_iter().chain([work]).collect()))),
+        ("actions", Some(Value::Array(opened.into_iter().chain([work]).chain(watermarked).collect()))),
         ("allActionsIncluded", Some(Value::Bool(true))),
     ])
 }

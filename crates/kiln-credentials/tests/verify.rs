@@ -1,6 +1,6 @@
 //! Checking credentials: what is right, what was changed, and what was made to harm.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kiln_base::Utc;
 use kiln_credentials::{
@@ -14,6 +14,7 @@ const FORMATS: [Format; 3] = [Format::Png, Format::Jpeg, Format::Webp];
 struct Studio {
     signer: Signer,
     trust: Trust,
+    root: PathBuf,
     _folder: tempfile::TempDir,
 }
 
@@ -24,7 +25,12 @@ impl Studio {
         files.create("Ada's studio").unwrap();
         let mut trust = Trust::default();
         trust.add(&files.root).unwrap();
-        Studio { signer: Signer::open(&files.key, &files.certificate).unwrap(), trust, _folder: folder }
+        Studio {
+            signer: Signer::open(&files.key, &files.certificate).unwrap(),
+            trust,
+            root: files.root,
+            _folder: folder,
+        }
     }
 
     fn signed(&self, format: Format, statement: &Statement) -> Vec<u8> {
@@ -46,6 +52,7 @@ fn statement(ingredients: Vec<Role>) -> Statement {
         producer: Some("Ada".into()),
         ingredients: ingredients.into_iter().map(|role| Ingredient { role, credentials: None }).collect(),
         source: source.address(),
+        watermarked: false,
         when: Utc::now(),
     }
 }
@@ -90,6 +97,9 @@ fn a_signed_file_is_trusted_by_those_who_have_the_root() {
         }
         let known = verify(file.clone(), &studio.trust);
         assert_eq!((known.state, known.trusted_by), (State::Trusted, Some("a given root")), "{format:?}");
+        let mut own = studio.trust.clone();
+        own.add_own(&studio.root).unwrap();
+        assert_eq!(verify(file.clone(), &own).trusted_by, Some("the own root of this machine"), "{format:?}");
         let unknown = verify(file, &Trust::default());
         assert_eq!(unknown.state, State::Valid);
         assert_eq!(codes(&unknown), ["signingCredential.untrusted"]);

@@ -1,6 +1,7 @@
-//! What image files say of how they were generated: the recipe, the AI mark, signed credentials. Every door writes its files
-//! here.
+//! What image files say of how they were generated: the recipe, the AI mark, signed credentials, the watermark. Every door
+//! writes its files here.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use kiln_base::Utc;
@@ -10,6 +11,7 @@ use kiln_image::{AiMark, Encoding, Metadata, RgbImage, read_manifest_store};
 use crate::credentials::Credentials;
 use crate::error::{Error, Result};
 use crate::request::{FileRef, Request};
+use crate::watermark::{Payload, add_watermark};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -24,6 +26,8 @@ pub struct Embedded {
     pub aigc_label: Option<String>,
     /// Who signs the file.
     pub credentials: Option<Arc<Credentials>>,
+    /// The invisible watermark, which changes pixels.
+    pub watermark: Option<Payload>,
 }
 
 /// How an image was generated.
@@ -43,7 +47,7 @@ pub struct ImageOrigin<'a> {
 
 impl Default for Embedded {
     fn default() -> Embedded {
-        Embedded { recipe: true, ai_mark: true, aigc_label: None, credentials: None }
+        Embedded { recipe: true, ai_mark: true, aigc_label: None, credentials: None, watermark: None }
     }
 }
 
@@ -84,7 +88,11 @@ impl Embedded {
             parameters: origin.parameters.filter(|_| self.recipe),
             ai_mark: mark.as_ref(),
         };
-        let file = kiln_image::encode_with_metadata(image, encoding, &metadata)?;
+        let mut image = Cow::Borrowed(image);
+        if let Some(payload) = self.watermark {
+            add_watermark(image.to_mut(), payload)?;
+        }
+        let file = kiln_image::encode_with_metadata(&image, encoding, &metadata)?;
         let Some(credentials) = &self.credentials else { return Ok(file) };
         let request = origin.request;
         let statement = Statement {
@@ -99,6 +107,7 @@ impl Embedded {
                 .map(|(role, file)| Ingredient { role, credentials: carried(origin, file) })
                 .collect(),
             source: request.ai_source().address(),
+            watermarked: self.watermark.is_some(),
             when: Utc::now(),
         };
         kiln_credentials::sign(&file, encoding.format, &statement, &credentials.signer)

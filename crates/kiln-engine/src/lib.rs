@@ -77,6 +77,7 @@ mod shared_device;
 mod sink;
 mod text_cache;
 pub mod upsample;
+mod watermark;
 pub mod wildcards;
 
 pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
@@ -120,6 +121,7 @@ pub use setup::Setup;
 pub use shared_device::SharedDevice;
 pub use sink::{GeneratedImage, Sink};
 pub use text_cache::TextCache;
+pub use watermark::{FoundWatermark, Payload, add_watermark, read_watermark};
 
 /// Compiles the example in `docs/library.md`.
 #[cfg(doctest)]

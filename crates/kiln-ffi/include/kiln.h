@@ -669,6 +669,18 @@ const char *kiln_last_error(void);
  */
 const char *kiln_last_hint(void);
 
+/**
+ * Says where an image file comes from, as JSON with the keys of `kiln verify --json`: signed credentials (C2PA), AI mark and
+ * watermark. `state` is "trusted", "valid" (of a signer that is not known here), "invalid", "none", or "not_checked" in
+ * libraries that were built without the feature `verify`.
+ *
+ * `path`: the file. `trust`: a file of root certificates (PEM) to trust besides those of C2PA's list and one's own; NULL: none.
+ * Free `json` with kiln_buffer_free; after an error there are no bytes.
+ */
+kiln_status kiln_verify(const char *path,
+                        const char *trust,
+                        kiln_buffer *json);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -197,6 +197,14 @@ private:
     std::unique_ptr<kiln_images, detail::Free> images_;
 };
 
+/// Where an image file comes from, as JSON with the keys of `kiln verify --json`. `trust`: a file of root certificates, or none.
+inline std::string verify(const std::string &path, const std::string &trust = std::string()) {
+    kiln_buffer buffer = {nullptr, 0};
+    check(kiln_verify(path.c_str(), trust.empty() ? nullptr : trust.c_str(), &buffer));
+    const std::unique_ptr<kiln_buffer, void (*)(kiln_buffer *)> owner(&buffer, kiln_buffer_free);
+    return std::string(reinterpret_cast<const char *>(buffer.data), buffer.length);
+}
+
 /// A model. Several threads may use one: their calls run one after the other.
 class Model {
 public:

@@ -56,6 +56,18 @@ pub struct KilnBuffer {
     pub length: usize,
 }
 
+impl KilnBuffer {
+    pub(crate) const NONE: KilnBuffer = KilnBuffer { data: std::ptr::null_mut(), length: 0 };
+}
+
+impl From<Vec<u8>> for KilnBuffer {
+    fn from(bytes: Vec<u8>) -> KilnBuffer {
+        let bytes = bytes.into_boxed_slice();
+        let length = bytes.len();
+        KilnBuffer { data: Box::into_raw(bytes).cast(), length }
+    }
+}
+
 /// An image with its recipe as a text for the caller.
 pub(crate) struct ResultImage {
     image: GeneratedImage,
@@ -151,13 +163,12 @@ pub unsafe extern "C" fn kiln_image_png_signed(
             return Err(Failure::invalid("the kiln_buffer is NULL"));
         }
         // SAFETY: not NULL, and the caller's to write.
-        unsafe { *buffer = KilnBuffer { data: std::ptr::null_mut(), length: 0 } };
+        unsafe { *buffer = KilnBuffer::NONE };
         let (all, index) = get(images, index)?;
         let image = &all[index];
-        let bytes = image.encode(&image.image.recipe, Format::Png, signer)?.into_boxed_slice();
-        let length = bytes.len();
+        let bytes = image.encode(&image.image.recipe, Format::Png, signer)?;
         // SAFETY: as above.
-        unsafe { *buffer = KilnBuffer { data: Box::into_raw(bytes).cast(), length } };
+        unsafe { *buffer = bytes.into() };
         Ok(())
     })
 }
@@ -200,11 +211,10 @@ pub unsafe extern "C" fn kiln_buffer_free(buffer: *mut KilnBuffer) {
         if buffer.is_null() {
             return Ok(());
         }
-        let none = KilnBuffer { data: std::ptr::null_mut(), length: 0 };
         // SAFETY: not NULL, and the caller's to read and write.
-        let KilnBuffer { data, length } = unsafe { buffer.replace(none) };
+        let KilnBuffer { data, length } = unsafe { buffer.replace(KilnBuffer::NONE) };
         if !data.is_null() {
-            // SAFETY: `kiln_image_png` allocated them as a slice of this length.
+            // SAFETY: they were a boxed slice of this length.
             drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(data, length)) });
         }
         Ok(())

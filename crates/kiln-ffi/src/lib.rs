@@ -20,6 +20,7 @@ mod model;
 mod request;
 mod signer;
 mod status;
+mod verify;
 
 use std::ffi::{CStr, c_char};
 
@@ -36,6 +37,7 @@ pub use model::{KilnModel, KilnModelOptions, kiln_model_free, kiln_model_load, k
 pub use request::{KilnInput, KilnLora, KilnRequest};
 pub use signer::{KilnSigner, KilnSignerOptions, kiln_signer_free, kiln_signer_open};
 pub use status::{KilnStatus, kiln_last_error, kiln_last_hint, kiln_last_status};
+pub use verify::kiln_verify;
 
 /// The version of the ABI that this header describes. It changes only if programs must be compiled again.
 pub const KILN_ABI_VERSION: u32 = 1;

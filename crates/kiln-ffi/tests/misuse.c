@@ -203,6 +203,15 @@ static void signers(kiln_model *model) {
     kiln_buffer_free(&plain);
     CHECK(kiln_image_save_signed(images, 0, "signed.webp", signer) == KILN_STATUS_OK);
     FAILS(kiln_image_save_signed(images, 0, "a.png", (kiln_signer *)images), INVALID, "this is no kiln_signer");
+    kiln_buffer json;
+    CHECK(kiln_verify("signed.webp", NULL, &json) == KILN_STATUS_OK);
+    CHECK(json.data[0] == '{' && json.data[json.length - 1] == '}');
+    kiln_buffer_free(&json);
+    FAILS(kiln_verify("missing.png", NULL, &json), KILN_STATUS_IO, "missing.png");
+    CHECK(json.data == NULL);
+    FAILS(kiln_verify("signed.webp", "signed.webp", &json), INVALID, "has no certificate");
+    FAILS(kiln_verify(NULL, NULL, &json), INVALID, "the path is NULL");
+    FAILS(kiln_verify("signed.webp", NULL, NULL), INVALID, "the kiln_buffer is NULL");
     CHECK(kiln_signer_free(signer) == KILN_STATUS_OK && kiln_signer_free(NULL) == KILN_STATUS_OK);
     FAILS(kiln_image_save_signed(images, 0, "a.png", signer), INVALID, "was freed");
     CHECK(kiln_images_free(images) == KILN_STATUS_OK);

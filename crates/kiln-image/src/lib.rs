@@ -22,6 +22,7 @@
 
 mod ai_mark;
 mod bits;
+mod block_watermark;
 mod counters;
 mod decode;
 mod deflate;
@@ -37,6 +38,7 @@ mod jpeg_blocks;
 mod jpeg_codes;
 mod jpeg_strips;
 mod limits;
+mod luma_pattern;
 mod manifest_store;
 mod overlay;
 mod png_chunks;
@@ -53,6 +55,7 @@ mod webp_strips;
 mod write;
 
 pub use ai_mark::{AiMark, AiSource, FoundAiMark, read_ai_mark};
+pub use block_watermark::block_watermark_agreement;
 pub use counters::{Counters, counters};
 pub use decode::{decoding_bytes, dimensions, from_bytes, from_bytes_with_mask, open, open_gray};
 pub use encode::{Encoding, Metadata, encode, encode_with, encode_with_metadata};
@@ -60,6 +63,7 @@ pub use error::{Error, Result};
 pub use format::Format;
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};
 pub use limits::{MAX_BYTES, MAX_SIDE};
+pub use luma_pattern::{add_pattern, small_luma, window_means};
 pub use manifest_store::{ManifestPlace, read_manifest_store, with_manifest_store};
 pub use overlay::paste_back;
 pub use prepare::{init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to};

@@ -63,6 +63,11 @@ impl<const C: usize> Raster<C> {
         &self.pixels
     }
 
+    /// The bytes, to change them.
+    pub(crate) fn pixels_mut(&mut self) -> &mut [u8] {
+        &mut self.pixels
+    }
+
     /// Returns the bytes, as [`pixels`](Self::pixels).
     pub fn into_pixels(self) -> Vec<u8> {
         self.pixels

@@ -1,6 +1,7 @@
 """Makes the files in data/: small images in awkward formats, and the results of Pillow and diffusers.
 
-usage: make_data.py        (written with Pillow 13.0.0, diffusers 0.42.1, torch 2.15.0, numpy)
+usage: make_data.py        (written with Pillow 13.0.0, diffusers 0.42.1, torch 2.15.0, numpy, opencv 4,
+                            invisible-watermark 0.2.0)
 
 The images are computed from a formula, `pattern`, which the tests compute too. Files are named after what
 is odd about them. `golden.txt` has one case per line, its fields are explained beside the code that writes them.
@@ -12,6 +13,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
@@ -175,5 +177,23 @@ for width, height, mask_width, mask_height, cx, cy, radius, padding in CASES:
     given = f"{width} {height} {mask_width} {mask_height} {cx} {cy} {radius} {'-' if padding is None else padding}"
     made = f"{w} {h} {box} {sha(to_bytes(source))} {sha(tokens[0, 0].numpy())}"
     lines.append(f"inpaint {given} -> {made} {result.width} {result.height} {sha(np.asarray(result))}")
+
+# ------------------------------------------------------------------------------------------------------- dwt_dct.webp
+# The watermark of Black Forest Labs' own program, and the correlation of its bits with the blocks' (a test has it as a number).
+from imwatermark import maxDct  # noqa: E402
+
+bits = [int(bit) for bit in f"{0x2AFE879CF52E:046b}"]
+y, x = np.mgrid[0:171, 0:230].astype(float)
+colors = [120 + 80 * np.sin(x / 40) + 20 * np.cos(y / 23), 100 + 60 * np.cos((x + y) / 60), 90 + 70 * np.sin(y / 50 + 1)]
+picture = np.stack(colors, -1)
+picture[(x - 90) ** 2 + (y - 80) ** 2 < 35**2] = [230, 180, 40]
+marked = maxDct.EmbedMaxDct(bits, wmLen=46).encode(picture.astype(np.uint8)[:, :, ::-1].copy())
+Image.fromarray(marked[:, :, ::-1]).save(DATA / "dwt_dct.webp", lossless=True, quality=100, method=6)
+u = cv2.cvtColor(marked, cv2.COLOR_BGR2YUV)[:168, :224, 1].astype(float)
+sums = (u[0::2, 0::2] + u[0::2, 1::2] + u[1::2, 0::2] + u[1::2, 1::2]) / 2
+blocks = sums.reshape(21, 4, 28, 4).transpose(0, 2, 1, 3).reshape(-1, 16)
+says = np.abs(blocks[:, 1:]).max(1) % 36 > 18
+shares = [says[bit::46].mean() for bit in range(46)]
+print("dwt_dct.webp:", np.corrcoef(shares, bits)[0, 1])
 
 (DATA / "golden.txt").write_text("# made by make_data.py; exact, no tolerance\n" + "\n".join(lines) + "\n")

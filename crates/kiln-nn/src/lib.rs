@@ -1,5 +1,5 @@
-//! The networks of FLUX.2: tokenizer, text encoder, transformer, autoencoders, and the noise schedule; and the language
-//! model that rewrites prompts.
+//! The networks of FLUX.2: tokenizer, text encoder, transformer, autoencoders, the noise schedule, the language model
+//! that rewrites prompts, and the networks of the watermark.
 //!
 //! ```text
 //! prompt ──tokenizer──▶ ids ──text_encoder──▶ text tokens ┐
@@ -27,6 +27,7 @@ pub mod transformer;
 mod upsampler;
 pub mod vae;
 pub mod vision;
+mod watermark;
 
 pub use autoencoder::{Autoencoder, PendingImage};
 pub use error::{Error, Result};
@@ -35,3 +36,6 @@ pub use observer::{Event, Observer, StepEnd, StepOutput, StepReply};
 pub use residency::ResidencyPlan;
 pub use tiles::MAX_TILE_PIXELS;
 pub use upsampler::{MAX_NEW_TOKENS, Upsampler};
+pub use watermark::{
+    PATTERN_SIDE, WATERMARK_BITS, WATERMARK_SIDE, WatermarkLogits, WatermarkReader, WatermarkWriter,
+};

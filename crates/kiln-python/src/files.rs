@@ -7,6 +7,7 @@ use kiln_catalog::export::{
     ConvertOptions, ExportWatcher, QuantType, QuantizeOptions, SourceComponent, quantize_model,
     report_properties,
 };
+use kiln_catalog::{FileOrigin, trust_with};
 use kiln_engine::Sink;
 use kiln_tensor::DType;
 use kiln_weights::Component;
@@ -85,6 +86,25 @@ pub(crate) fn info(py: Python<'_>, path: PathBuf) -> PyResult<String> {
             Some(problem) => Err(problem),
             None => Ok(description.properties.to_json()),
         }
+    })
+}
+
+/// Says where an image file comes from, as JSON. `file`: its bytes, or nothing to read the one of this name. `trust`: PEM files.
+#[pyfunction]
+#[pyo3(signature = (name, file=None, trust=Vec::new()))]
+pub(crate) fn verify(
+    py: Python<'_>,
+    name: PathBuf,
+    file: Option<Vec<u8>>,
+    trust: Vec<PathBuf>,
+) -> PyResult<String> {
+    wait::run(py, |_| -> kiln_catalog::Result<String> {
+        let trust = trust_with(&trust)?;
+        let origin = match file {
+            Some(file) => FileOrigin::of(&name.to_string_lossy(), file, &trust)?,
+            None => FileOrigin::of_file(&name, &trust)?,
+        };
+        Ok(serde_json::json!(origin).to_string())
     })
 }
 

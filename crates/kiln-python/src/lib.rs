@@ -34,7 +34,7 @@ mod _kiln {
     #[pymodule_export]
     use crate::errors::exceptions;
     #[pymodule_export]
-    use crate::files::{convert, info, pull, quantize};
+    use crate::files::{convert, info, pull, quantize, verify};
     #[pymodule_export]
     use crate::job::Job;
     #[pymodule_export]

@@ -1,8 +1,9 @@
 //! A generated image.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
-use kiln_engine::{Embedded, GeneratedImage, Recipe};
+use kiln_engine::{Embedded, GeneratedImage, Payload, Recipe};
 use kiln_image::{Encoding, Format, RgbImage};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -76,7 +77,7 @@ impl Image {
     }
 
     /// Encodes it as a file with its recipe, as the command line does. `format`: png, jpeg or webp.
-    #[pyo3(signature = (format, quality=None, small=false, recipe=true, ai_mark=true, signer=None))]
+    #[pyo3(signature = (format, quality=None, small=false, recipe=true, ai_mark=true, signer=None, watermark=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn encode<'py>(
         &self,
@@ -87,6 +88,7 @@ impl Image {
         recipe: bool,
         ai_mark: bool,
         signer: Option<&Signer>,
+        watermark: Option<&str>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let format = match format {
             "png" => Format::Png,
@@ -102,12 +104,14 @@ impl Image {
         if quality.is_some_and(|quality| quality > 100) {
             return Err(errors::request(py, "quality must be from 0 to 100"));
         }
+        let watermark = watermark.map(Payload::from_str).transpose();
+        let watermark = watermark.map_err(|problem| errors::request(py, problem))?;
         let credentials = signer.map(|signer| Arc::clone(&signer.credentials));
         let pixels = self.pixels.get();
         let bytes = py.detach(|| {
             let [height, width] = pixels.sides();
             let image = RgbImage::new(width, height, pixels.bytes().to_vec())?;
-            let embedded = Embedded { recipe, ai_mark, credentials, ..Embedded::default() };
+            let embedded = Embedded { recipe, ai_mark, credentials, watermark, ..Embedded::default() };
             self.recipe.encode(&image, Encoding { format, quality, small }, &embedded)
         });
         match bytes {

@@ -70,6 +70,21 @@ def test_files_are_signed_with_a_key_of_ones_own():
     raises(kiln.RequestError, "no time stamp", kiln.Signer, key, certificate, timestamp_url="http://127.0.0.1:1/")
 
 
+def test_files_say_where_they_come_from():
+    [image] = kiln.load("ember").generate("a red apple on a blue background", seed=1)
+    image.save("apple.png", watermark=True)
+    report = kiln.verify("apple.png")
+    assert report["state"] == "none" and report["ai_mark"]["is_ai"], report
+    assert report["watermark"]["bits"] == "4b494c4e" and report["watermark"]["owner"] == "Kiln", report
+    own = kiln.verify(image.encode("jpeg", quality=80, watermark="0123abcd"))
+    assert own["watermark"]["bits"] == "0123abcd" and own["watermark"]["owner"] is None, own
+    plain = image.encode("png", ai_mark=False)
+    assert kiln.verify(plain)["watermark"] is None and kiln.verify(plain)["ai_mark"] is None
+    raises(kiln.RequestError, "8 hexadecimal digits", image.encode, "png", watermark="secret")
+    raises(kiln.KilnError, "missing.png", kiln.verify, "missing.png")
+    raises(kiln.KilnError, "has no certificate", kiln.verify, plain, trust=["apple.png"])
+
+
 def test_arrays_are_views_without_copies():
     [image] = model().generate("a fox", **SMALL)
     a, b = image.numpy(), np.asarray(image)

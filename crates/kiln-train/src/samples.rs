@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::{
-    BatchLimit, FileRef, ImageCollector, LocalFiles, LoraRef, Model, Plan, Request, Settings, Setup, Task,
+    BatchLimit, Embedded, FileRef, ImageCollector, LocalFiles, LoraRef, Model, Plan, Request, Settings,
+    Setup, Task,
 };
-use kiln_image::{Filter, Format, RgbImage, encode, resize, write_file};
+use kiln_image::{Filter, Format, RgbImage, resize, write_file};
 
 use crate::dataset::{Dataset, ImageSize};
 use crate::{Error, Result};
@@ -98,7 +99,7 @@ impl Sampler {
         }
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
         let path = self.folder.join(format!("{step:06}.png"));
-        save(&path, &row(&images))?;
+        self.save(&path, &row(&images))?;
         self.sheet()
     }
 
@@ -107,8 +108,16 @@ impl Sampler {
         let rows = sample_sheets(&self.folder);
         let rows = rows.iter().map(|(_, path)| kiln_image::open(path)).collect::<Result<Vec<_>, _>>()?;
         let path = self.folder.join(SHEET);
-        save(&path, &column(&rows))?;
+        self.save(&path, &column(&rows))?;
         Ok(path)
+    }
+
+    /// Writes a sheet, marked as made by a model.
+    fn save(&self, path: &Path, sheet: &RgbImage) -> Result<()> {
+        let format = Format::Png.into();
+        let file =
+            Embedded::default().encode_preview(sheet, format, &Request::new(""), &self.model.title())?;
+        Ok(write_file(path, &file)?)
     }
 }
 
@@ -155,10 +164,6 @@ fn column(rows: &[RgbImage]) -> RgbImage {
         top += i64::from(row.height() + GAP);
     }
     sheet
-}
-
-fn save(path: &Path, image: &RgbImage) -> Result<()> {
-    Ok(write_file(path, &encode(image, Format::Png, None)?)?)
 }
 
 #[cfg(test)]

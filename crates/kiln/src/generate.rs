@@ -83,6 +83,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         ai_mark: !args.no_ai_mark,
         aigc_label: None,
         credentials: args.sign.credentials()?,
+        watermark: args.watermark.or(settings::get().watermark),
     };
     if check.is_some() && args.preview.take().is_some() {
         reporter.note("--preview has no effect: images are not shown before the check");
@@ -181,6 +182,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     if args.no_ai_mark {
         reporter.note("the file won't say that a model made the image (see docs/provenance.md)");
+    }
+    if let Some(payload) = embedded.watermark {
+        reporter.note(&format!("images get the invisible watermark {payload}, which changes pixels"));
     }
     if let Some(credentials) = &embedded.credentials {
         reporter.note(&format!("files are signed as {}", credentials.signer.name()));

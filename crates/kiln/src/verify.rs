@@ -1,11 +1,10 @@
-//! `kiln verify`: checks who signed images, and whether they have changed since.
+//! `kiln verify`: checks who signed images, and whether they have changed since; reads their marks.
 
 use std::path::{Path, PathBuf};
 
-use kiln_catalog::own_trust;
 use kiln_catalog::properties::Properties;
-use kiln_credentials::{Action, CAN_VERIFY, FoundIngredient, Report, State, Trust, verify};
-use kiln_image::{FoundAiMark, read_ai_mark};
+use kiln_catalog::{FileOrigin, trust_with};
+use kiln_credentials::{Action, CAN_VERIFY, FoundIngredient, Report, State, Trust};
 use serde::Serialize;
 
 use crate::args::VerifyArgs;
@@ -19,18 +18,7 @@ struct FileReport {
     /// Why the file can't be read.
     error: Option<String>,
     #[serde(flatten)]
-    credentials: Report,
-    ai_mark: Option<MarkReport>,
-}
-
-#[derive(Serialize)]
-struct MarkReport {
-    source: String,
-    is_ai: bool,
-    system: Option<String>,
-    version: Option<String>,
-    #[serde(skip)]
-    summary: String,
+    origin: FileOrigin,
 }
 
 /// Checks files. A returned error is already reported: the exit code tells the worst of them.
@@ -64,7 +52,7 @@ enum Worst {
 }
 
 fn problem(report: &FileReport) -> Option<Worst> {
-    match report.credentials.state {
+    match report.origin.credentials.state {
         State::Trusted | State::Valid => None,
         State::None => Some(Worst::None),
         State::Invalid | State::NotChecked => Some(Worst::Invalid),
@@ -78,42 +66,23 @@ fn not_built() -> CliError {
 
 /// One's own root, and those of files.
 pub fn trust(files: &[PathBuf]) -> Result<Trust, CliError> {
-    let mut trust = own_trust();
-    for path in files {
-        trust.add(path).map_err(|error| {
-            CliError::new(error.to_string()).hint("--trust takes the root certificate of a signer, as PEM")
-        })?;
-    }
-    Ok(trust)
+    trust_with(files).map_err(|error| {
+        CliError::new(error.to_string()).hint("--trust takes the root certificate of a signer, as PEM")
+    })
 }
 
 fn check(path: &Path, trust: &Trust) -> FileReport {
     let file = path.display().to_string();
-    let bytes = match kiln_engine::read_image_bytes(path) {
-        Ok(bytes) => bytes,
-        Err(error) => return unreadable(file, error.to_string()),
-    };
-    let ai_mark = match read_ai_mark(&bytes) {
-        Ok(found) => found.map(mark),
-        // A packet that is damaged says nothing.
-        Err(kiln_image::Error::Text { .. }) => None,
-        Err(error) => return unreadable(file.clone(), error.named(&file).to_string()),
-    };
-    FileReport { file, error: None, credentials: verify(bytes, trust), ai_mark }
-}
-
-fn unreadable(file: String, error: String) -> FileReport {
-    let credentials = Report::not_checked("kiln.unreadable", "the file can't be read");
-    FileReport { file, error: Some(error), credentials, ai_mark: None }
-}
-
-fn mark(mark: FoundAiMark) -> MarkReport {
-    MarkReport {
-        summary: mark.summary(),
-        is_ai: mark.is_ai(),
-        source: mark.source,
-        system: mark.system,
-        version: mark.version,
+    match FileOrigin::of_file(path, trust) {
+        Ok(origin) => FileReport { file, error: None, origin },
+        Err(error) => {
+            let credentials = Report::not_checked("kiln.unreadable", "the file can't be read");
+            FileReport {
+                file,
+                error: Some(error.to_string()),
+                origin: FileOrigin { credentials, ai_mark: None, watermark: None },
+            }
+        }
     }
 }
 
@@ -122,8 +91,7 @@ fn describe(report: &FileReport) -> Properties {
     if let Some(error) = &report.error {
         return properties.with("error", error);
     }
-    let found = &report.credentials;
-    let mark = report.ai_mark.as_ref().map_or("none", |mark| &mark.summary);
+    let found = &report.origin.credentials;
     let signed = found.time.as_ref().map(|time| {
         format!(
             "{time}, {}",
@@ -148,7 +116,9 @@ fn describe(report: &FileReport) -> Properties {
     for problem in found.problems.iter().filter(|_| found.state != State::Trusted) {
         properties = properties.with("problem", format!("{} ({})", problem.message, problem.code));
     }
-    properties.with("ai mark", mark)
+    properties
+        .with("ai mark", report.origin.mark_summary())
+        .with("watermark", report.origin.watermark_summary())
 }
 
 fn done(action: &Action) -> String {

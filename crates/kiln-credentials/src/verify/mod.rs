@@ -131,12 +131,15 @@ fn check(file: &[u8], trust: &Trust) -> Report {
 fn trusted_by(file: &[u8], media_type: &str, store: &[u8], trust: &Trust) -> Option<&'static str> {
     const GIVEN: &str = "a given root";
     let is_trusted = |found: &VerificationReport| found.validation_state == "Trusted";
-    if !trust.pem.is_empty() {
-        let given = VerifyOptions { no_default_trust: true, ..options(trust) };
-        let found = verify_with_options(file, media_type, &given).ok()?;
-        if is_trusted(&found) {
-            return Some(GIVEN);
-        }
+    let trusts = |pem: &str| {
+        let alone = VerifyOptions { no_default_trust: true, trust_pem: Some(pem.into()), ..options(trust) };
+        !pem.is_empty() && verify_with_options(file, media_type, &alone).is_ok_and(|found| is_trusted(&found))
+    };
+    if trusts(&trust.own) {
+        return Some("the own root of this machine");
+    }
+    if trust.pem != trust.own && trusts(&trust.pem) {
+        return Some(GIVEN);
     }
     // Only this version of the rules tells the list.
     let given = TrustListSource {

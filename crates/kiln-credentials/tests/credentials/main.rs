@@ -15,6 +15,7 @@ fn statement() -> Statement {
         producer: None,
         ingredients: vec![Ingredient { role: Role::Reference, credentials: None }],
         source: AiSource::Generated.address(),
+        watermarked: false,
         when: Utc::now(),
     }
 }

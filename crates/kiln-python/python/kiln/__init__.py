@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _kiln
-from ._files import convert, info, pull, quantize
+from ._files import convert, info, pull, quantize, verify
 from ._image import Image, Note, Preview, Progress
 from ._kiln import (
     Cancelled,
@@ -69,6 +69,7 @@ __all__ = [
     "quantize",
     "request_fields",
     "train",
+    "verify",
 ]
 
 # A job that still runs when the interpreter ends is cancelled.

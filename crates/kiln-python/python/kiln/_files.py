@@ -32,6 +32,22 @@ def info(path: Any) -> dict[str, Any]:
     return described
 
 
+def verify(file: Any, *, trust: Any = ()) -> dict[str, Any]:
+    """Says where an image file comes from: signed credentials (C2PA), AI mark and watermark, with the keys of `kiln verify --json`.
+
+    `file` is a path, or the bytes of a file. `trust` are paths of root certificates (PEM) to trust besides those of C2PA's list
+    and one's own. `state` is `trusted`, `valid` (of a signer that is not known here), `invalid`, `none`, or `not_checked` in
+    builds that can't check.
+    """
+    roots = [os.fspath(root) for root in trust]
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        found = _kiln.verify("image", bytes(file), roots)
+    else:
+        found = _kiln.verify(os.fspath(file), None, roots)
+    report: dict[str, Any] = json.loads(found)
+    return report
+
+
 def quantize(
     model: Any, out: Any, to: str = "int8", *, part: Optional[str] = None, threads: Optional[int] = None
 ) -> dict[str, Any]:

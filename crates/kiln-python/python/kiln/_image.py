@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from . import _kiln
     from ._inputs import NumpyArray
 
+# The watermark of images of Kiln, unless another is given: its name in ASCII.
+KILN_WATERMARK = "4b494c4e"
+
 
 class Image:
     """A generated image: pixels, latents and the recipe to generate it again.
@@ -83,6 +86,7 @@ class Image:
         recipe: bool = True,
         ai_mark: bool = True,
         sign: Union[bool, Signer] = False,
+        watermark: Union[bool, str] = False,
     ) -> bytes:
         """Encodes it as the bytes of a file, with its recipe inside unless `recipe` is false.
 
@@ -90,11 +94,15 @@ class Image:
 
         `sign` adds signed credentials (C2PA): a `Signer`, or True for the key of `kiln credentials new`.
 
+        `watermark` changes the pixels of the file invisibly, so that 32 bits can be read from it after compression, resizing
+        and small crops: 8 hexadecimal digits, or True for Kiln's own.
+
         The bytes are those of the file that the command line writes. `quality` is that of JPEG and WebP, from 0 to 100;
         `small` takes more time for a smaller PNG.
         """
         signer = Signer() if sign is True else sign or None
-        return self._image.encode(format, quality, small, recipe, ai_mark, signer)
+        payload = KILN_WATERMARK if watermark is True else watermark or None
+        return self._image.encode(format, quality, small, recipe, ai_mark, signer, payload)
 
     def save(
         self,
@@ -105,13 +113,22 @@ class Image:
         recipe: bool = True,
         ai_mark: bool = True,
         sign: Union[bool, Signer] = False,
+        watermark: Union[bool, str] = False,
     ) -> None:
         """Writes it to a .png, .jpg or .webp file, with what `encode` puts into it."""
         name = os.fspath(path)
         extension = os.path.splitext(name)[1].lower().lstrip(".")
         if extension not in ("png", "jpg", "jpeg", "webp"):
             raise RequestError(f"can't write {name!r}: expected a name that ends in .png, .jpg or .webp")
-        data = self.encode(extension, quality=quality, small=small, recipe=recipe, ai_mark=ai_mark, sign=sign)
+        data = self.encode(
+            extension,
+            quality=quality,
+            small=small,
+            recipe=recipe,
+            ai_mark=ai_mark,
+            sign=sign,
+            watermark=watermark,
+        )
         with open(name, "wb") as file:
             file.write(data)
 

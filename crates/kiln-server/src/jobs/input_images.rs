@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use kiln_engine::{FileRef, Request};
+use kiln_engine::{FileRef, FoundWatermark, Request};
 use kiln_image::{Format, GrayImage, RgbImage};
 
 use crate::jobs::Jobs;
@@ -214,6 +214,13 @@ impl Intake {
         let visible =
             caller.admin || self.store.client_of(&row.job)?.is_some_and(|client| caller.sees(&client));
         Ok(visible.then_some(row))
+    }
+
+    /// Reads the watermark of an image of anybody's, if it may be decoded.
+    pub(crate) fn read_watermark(&self, bytes: &[u8]) -> Result<Option<FoundWatermark>, JobError> {
+        let _memory = self.reserve_decoding(bytes, "image")?;
+        let image = kiln_image::from_bytes("image", bytes)?;
+        kiln_engine::read_watermark(&image).map_err(|error| JobError::of_file(&error))
     }
 
     /// Checks the size of an image and reserves the memory for decoding it.

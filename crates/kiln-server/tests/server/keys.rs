@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, header};
-use kiln_engine::Embedded;
+use kiln_engine::{Embedded, Payload};
 use kiln_server::ApiKey;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -232,11 +232,13 @@ async fn recipes_are_left_out_of_files_on_request() {
 async fn files_are_marked_as_the_operator_says_whatever_the_job() {
     let label = r#"{"Label":"1","ContentProducer":"a & b"}"#;
     for (ai_mark, aigc_label) in [(true, None), (false, None), (true, Some(label.to_owned()))] {
+        let watermark = (!ai_mark).then_some(Payload::KILN);
         let server = TestServer::with(|config| {
-            config.embedded =
-                Embedded { recipe: false, ai_mark, aigc_label: aigc_label.clone(), ..Embedded::default() };
+            let aigc_label = aigc_label.clone();
+            config.embedded = Embedded { recipe: false, ai_mark, aigc_label, watermark, credentials: None };
         });
         let about = server.get("/v1/about").await.ok().json();
+        assert_eq!(about["watermark"].as_str(), watermark.map(|_| "4b494c4e"));
         assert_eq!(
             (&about["ai_mark"], about["aigc_label"].as_str()),
             (&json!(ai_mark), aigc_label.as_deref())

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::harness::{TestServer, base64, events, png};
 
 /// A signer whose certificate expires at a moment.
-fn signer(until: i64) -> Arc<Credentials> {
+pub fn signer(until: i64) -> Arc<Credentials> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "Ada");
     params.is_ca = IsCa::ExplicitNoCa;
@@ -73,6 +73,7 @@ async fn credentials_of_inputs_are_noted() {
         producer: None,
         ingredients: vec![Ingredient { role: Role::Reference, credentials: None }],
         source: kiln_image::AiSource::Generated.address(),
+        watermarked: false,
         when: kiln_base::Utc::now(),
     };
     let signed = base64(&sign(&png(32, 32), Format::Png, &statement, &own.signer).unwrap());

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
-use kiln_engine::Request;
+use kiln_engine::{Payload, Request};
 
 use super::size::{Aspect, parse_size};
 use super::{CheckArgs, ComponentArgs, MachineArgs, SignArgs, UpsampleArgs};
@@ -87,6 +87,11 @@ pub struct GenerateArgs {
     /// Don't mark the image as made by AI (IPTC's properties as XMP); laws may ask for the mark
     #[arg(long, help_heading = "Output")]
     pub no_ai_mark: bool,
+
+    /// Watermark the image invisibly: 32 bits that survive compression, resizing and small crops; changes pixels a little.
+    /// 8 hexadecimal digits, or Kiln's own without them [default: `watermark` of the settings]
+    #[arg(long, value_name = "HEX", help_heading = "Output", num_args = 0..=1, require_equals = true, default_missing_value = Payload::KILN_TEXT)]
+    pub watermark: Option<Payload>,
 
     #[command(flatten)]
     pub sign: SignArgs,

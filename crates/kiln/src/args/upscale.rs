@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln_engine::{LoraRef, Request};
+use kiln_engine::{LoraRef, Payload, Request};
 
 use super::{CheckArgs, ComponentArgs, GenerateArgs, MachineArgs, PreviewArg, SignArgs};
 
@@ -80,6 +80,11 @@ pub struct UpscaleArgs {
     #[arg(long, help_heading = "Output")]
     pub no_ai_mark: bool,
 
+    /// Watermark the image invisibly: 32 bits that survive compression, resizing and small crops; changes pixels a little.
+    /// 8 hexadecimal digits, or Kiln's own without them [default: `watermark` of the settings]
+    #[arg(long, value_name = "HEX", help_heading = "Output", num_args = 0..=1, require_equals = true, default_missing_value = Payload::KILN_TEXT)]
+    pub watermark: Option<Payload>,
+
     #[command(flatten)]
     pub sign: SignArgs,
 
@@ -131,6 +136,7 @@ impl UpscaleArgs {
             output: Some(output),
             no_recipe: self.no_recipe,
             no_ai_mark: self.no_ai_mark,
+            watermark: self.watermark,
             sign: self.sign,
             check: self.check,
             preview: self.preview,

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use clap::ValueEnum;
 use kiln_base::folders;
 use kiln_catalog::{ModelFolders, ember};
-use kiln_engine::{Device, Precision, Settings, cache_threshold};
+use kiln_engine::{Device, Payload, Precision, Settings, cache_threshold};
 use toml::{Table, Value};
 
 pub use serve::{ServeOption, missing_arguments};
@@ -37,6 +37,7 @@ pub struct UserSettings {
     pub vram_limit: Option<u64>,
     pub cache: Option<f32>,
     pub sign: Option<bool>,
+    pub watermark: Option<Payload>,
     pub timestamp_url: Option<String>,
     /// The table `[serve]`.
     pub serve: Vec<ServeOption>,
@@ -55,7 +56,7 @@ pub struct Key {
 }
 
 /// All keys, in the order in which they are listed.
-pub const KEYS: [Key; 10] = [
+pub const KEYS: [Key; 11] = [
     Key {
         name: "model",
         about: "model of `generate` and `serve`: a name or a path",
@@ -121,6 +122,15 @@ pub const KEYS: [Key; 10] = [
             let sign = text.parse().map_err(|_| "expected true or false".to_owned())?;
             settings.sign = Some(sign);
             Ok(())
+        },
+    },
+    Key {
+        name: "watermark",
+        about: "invisible watermark of image files: 8 hexadecimal digits, such as 4b494c4e for Kiln's own",
+        variable: None,
+        default: String::new,
+        read: |settings, text| {
+            text.parse().map(|payload| settings.watermark = Some(payload)).map_err(str::to_owned)
         },
     },
     Key {
@@ -294,6 +304,7 @@ pub fn get() -> &'static UserSettings {
         vram_limit: None,
         cache: None,
         sign: None,
+        watermark: None,
         timestamp_url: None,
         serve: Vec::new(),
     };

@@ -53,3 +53,4 @@ mod train;
 mod upsample;
 mod upscale;
 mod verify;
+mod watermark;

@@ -172,7 +172,11 @@ fn edits_samples_and_every_kind_of_adapter() {
         assert!(info.text().to_lowercase().contains(kind), "{}", info.text());
         sandbox.generate(&["night", "-S", "1", "-s", "1", "-o", "a.png", "--lora", &file]).ok();
         let folder = PathBuf::from(format!("{kind}.train"));
-        assert_eq!(sandbox.image(folder.join("samples/samples.png").to_str().unwrap()).height(), 256);
+        let sheet = folder.join("samples/samples.png");
+        assert_eq!(sandbox.image(sheet.to_str().unwrap()).height(), 256);
+        assert!(
+            kiln_image::read_ai_mark(&fs::read(sandbox.path("").join(&sheet)).unwrap()).unwrap().is_some()
+        );
         assert_eq!(fs::read_dir(sandbox.path("").join(&folder).join("tensorboard")).unwrap().count(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Where images come from: the AI mark and the credentials of files that anybody sends, and of the server's own.
+//! Where images come from: the AI mark, the credentials and the watermark of files that anybody sends, and of the server's own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,12 +47,14 @@ impl AsRef<[u8]> for Held {
 #[derive(Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub(crate) struct OriginView {
-    /// Both in a line.
+    /// All of it in a line.
     summary: String,
     /// What the file's metadata say of AI, which anybody may have written; null if nothing.
     ai_mark: Option<AiMarkView>,
     /// The signed statement of its origin (C2PA).
     credentials: CredentialsView,
+    /// The invisible watermark of its pixels; null if none is found, or the image is too large to look.
+    watermark: Option<WatermarkView>,
 }
 
 /// The AI mark of a file: IPTC's properties.
@@ -67,6 +69,19 @@ pub(crate) struct AiMarkView {
     system: Option<String>,
     /// Its version.
     version: Option<String>,
+}
+
+/// An invisible watermark.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub(crate) struct WatermarkView {
+    /// Its bits, as hexadecimal digits: 8 for those of Kiln.
+    #[cfg_attr(feature = "schema", schema(example = "4b494c4e"))]
+    bits: String,
+    /// Whose they are, such as `Kiln`, if they are known. Up to three of Kiln's may be wrong.
+    owner: Option<&'static str>,
+    /// How sure its reader is: above 3, or above 0.75 for those of other programs.
+    certainty: f32,
 }
 
 /// The credentials of a file.
@@ -96,38 +111,52 @@ impl Verifier {
         })
     }
 
-    fn origin(&self, file: Held) -> Result<OriginView, ApiError> {
+    fn origin(&self, intake: &Intake, file: Held) -> Result<OriginView, ApiError> {
         let mark = match kiln_image::read_ai_mark(&file.bytes) {
             Ok(mark) => mark,
             // A packet that is damaged says nothing.
             Err(kiln_image::Error::Text { .. }) => None,
             Err(error) => return Err(JobError::from(error).into()),
         };
+        // Credentials of files that can't be decoded are checked nevertheless.
+        let watermark = intake.read_watermark(&file.bytes);
         let report = kiln_credentials::verify(file, &self.trust);
         let credentials =
             CredentialsView { state: report.state.name(), summary: report.summary(), details: report };
         let marked = mark.as_ref().map_or("none".into(), FoundAiMark::summary);
-        let summary = format!("AI mark: {marked}; credentials: {}", credentials.summary);
+        let watermarked = match &watermark {
+            Ok(found) => found.map_or("none".into(), |found| found.summary()),
+            Err(_) => "not checked".into(),
+        };
+        let summary =
+            format!("AI mark: {marked}; credentials: {}; watermark: {watermarked}", credentials.summary);
+        let watermark = watermark.ok().flatten().map(|found| WatermarkView {
+            bits: found.bits(),
+            owner: found.owner(),
+            certainty: found.certainty(),
+        });
         let view = |mark: FoundAiMark| AiMarkView {
             is_ai: mark.is_ai(),
             source: mark.source,
             system: mark.system,
             version: mark.version,
         };
-        Ok(OriginView { summary, ai_mark: mark.map(view), credentials })
+        Ok(OriginView { summary, ai_mark: mark.map(view), credentials, watermark })
     }
 }
 
-/// Says where an image file comes from: its AI mark, and whether its credentials (C2PA) are valid. The body is the file. The
-/// operator can open this route to all (`--public-verify`).
+/// Says where an image file comes from: its AI mark, whether its credentials (C2PA) are valid, and its watermark. The body is
+/// the file. The operator can open this route to all (`--public-verify`).
 #[cfg_attr(feature = "schema", utoipa::path(post, path = "/v1/verify", tag = "server", request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, body = OriginView))))]
 pub(crate) async fn verify(
     State(verifier): State<Arc<Verifier>>,
+    State(intake): State<Intake>,
     body: RequestBody,
 ) -> Result<Response, ApiError> {
     let turn = verifier.turn().await?;
-    reply(move || verifier.origin(Held { bytes: body.bytes, _turn: turn, _body: Some(body.permit) })).await
+    reply(move || verifier.origin(&intake, Held { bytes: body.bytes, _turn: turn, _body: Some(body.permit) }))
+        .await
 }
 
 /// Says where an uploaded image comes from, as `/v1/verify` does.
@@ -139,8 +168,9 @@ pub(crate) async fn input_origin(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let missing = ApiError::not_found("input", &id);
-    let path = run_blocking(move || Ok(intake.input_path(&id, &caller)?)).await?;
-    of_file(verifier, path, missing).await
+    let inputs = intake.clone();
+    let path = run_blocking(move || Ok(inputs.input_path(&id, &caller)?)).await?;
+    of_file(verifier, intake, path, missing).await
 }
 
 /// Says where a generated image comes from, as its file says.
@@ -152,23 +182,25 @@ pub(crate) async fn image_origin(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let missing = ApiError::not_found("image", &id);
+    let images = intake.clone();
     let path = run_blocking(move || {
-        let row = intake.image(&id, &caller)?.ok_or_else(|| ApiError::not_found("image", &id))?;
-        Ok(intake.files.path(FileKind::Image, &row.file)?)
+        let row = images.image(&id, &caller)?.ok_or_else(|| ApiError::not_found("image", &id))?;
+        Ok(images.files.path(FileKind::Image, &row.file)?)
     });
     let path = path.await?;
-    of_file(verifier, path, missing).await
+    of_file(verifier, intake, path, missing).await
 }
 
 async fn of_file(
     verifier: Arc<Verifier>,
+    intake: Intake,
     path: Option<std::path::PathBuf>,
     missing: ApiError,
 ) -> Result<Response, ApiError> {
     let turn = verifier.turn().await?;
     reply(move || {
         let bytes = path.and_then(|path| std::fs::read(path).ok()).ok_or(missing)?;
-        verifier.origin(Held { bytes: bytes.into(), _turn: turn, _body: None })
+        verifier.origin(&intake, Held { bytes: bytes.into(), _turn: turn, _body: None })
     })
     .await
 }

@@ -148,6 +148,9 @@ pub(crate) struct About {
     /// Whom the certificate names that image files are signed with.
     #[serde(skip_serializing_if = "Option::is_none")]
     signed_by: Option<String>,
+    /// The invisible watermark of image files, 8 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    watermark: Option<String>,
     /// Whether `/v1/verify` checks credentials; else it says whether there are any.
     verifies: bool,
 }
@@ -178,6 +181,7 @@ pub(crate) async fn about(
         train: trainings.is_some() && caller.may_train(),
         ai_mark: jobs.config.embedded.ai_mark,
         aigc_label: jobs.config.embedded.aigc_label.clone(),
+        watermark: jobs.config.embedded.watermark.map(|payload| payload.to_string()),
         verifies: kiln_credentials::CAN_VERIFY,
         signed_by: jobs.config.embedded.credentials.as_ref().map(|own| own.signer.name().to_owned()),
     };

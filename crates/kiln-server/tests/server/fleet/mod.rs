@@ -9,6 +9,7 @@ pub mod node;
 mod refusals;
 #[cfg(feature = "s3")]
 mod s3;
+mod sign;
 mod unusable;
 
 use std::process::Command;
