@@ -19,6 +19,9 @@ pub struct FileOrigin {
     pub ai_mark: Option<MarkOrigin>,
     /// What its pixels say.
     pub watermark: Option<WatermarkOrigin>,
+    /// Whether its pixels can be decoded, and so were looked at.
+    #[serde(skip)]
+    pub is_decoded: bool,
 }
 
 /// The AI mark of a file: IPTC's properties.
@@ -61,13 +64,21 @@ impl FileOrigin {
             Err(error) => return Err(Error::engine(error.named(name))),
         };
         let image = kiln_image::from_bytes(name, &file).ok();
+        let is_decoded = image.is_some();
         let watermark =
             image.map(|image| read_watermark(&image)).transpose().map_err(Error::engine)?.flatten();
         Ok(FileOrigin {
             ai_mark,
             watermark: watermark.map(WatermarkOrigin::from),
+            is_decoded,
             credentials: verify(file, trust),
         })
+    }
+
+    /// That of a file that can't be read.
+    pub fn unreadable() -> FileOrigin {
+        let credentials = Report::not_checked("kiln.unreadable", "the file can't be read");
+        FileOrigin { credentials, ai_mark: None, watermark: None, is_decoded: false }
     }
 
     /// Reads a file and checks it.
@@ -83,7 +94,8 @@ impl FileOrigin {
 
     /// The watermark in a line.
     pub fn watermark_summary(&self) -> &str {
-        self.watermark.as_ref().map_or("none", |found| &found.summary)
+        let without = if self.is_decoded { "none" } else { "not checked" };
+        self.watermark.as_ref().map_or(without, |found| &found.summary)
     }
 }
 

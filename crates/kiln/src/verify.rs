@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_catalog::properties::Properties;
 use kiln_catalog::{FileOrigin, trust_with};
-use kiln_credentials::{Action, CAN_VERIFY, FoundIngredient, Report, State, Trust};
+use kiln_credentials::{Action, CAN_VERIFY, FoundIngredient, State, Trust};
 use serde::Serialize;
 
 use crate::args::VerifyArgs;
@@ -75,14 +75,7 @@ fn check(path: &Path, trust: &Trust) -> FileReport {
     let file = path.display().to_string();
     match FileOrigin::of_file(path, trust) {
         Ok(origin) => FileReport { file, error: None, origin },
-        Err(error) => {
-            let credentials = Report::not_checked("kiln.unreadable", "the file can't be read");
-            FileReport {
-                file,
-                error: Some(error.to_string()),
-                origin: FileOrigin { credentials, ai_mark: None, watermark: None },
-            }
-        }
+        Err(error) => FileReport { file, error: Some(error.to_string()), origin: FileOrigin::unreadable() },
     }
 }
 

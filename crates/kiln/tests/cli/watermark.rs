@@ -25,6 +25,9 @@ fn images_get_the_watermark_that_is_asked_for() {
     apple(&["-o", "set.webp"]);
     assert!(sandbox.kiln(&["info", "plain.png"]).ok().text().contains("watermark    none"));
     assert!(sandbox.kiln(&["info", "kiln.png"]).ok().text().contains("Kiln's (32 of 32 bits)"));
+    let file = std::fs::read(sandbox.path("kiln.png")).unwrap();
+    sandbox.write("cut.png", &file[..file.len() / 2]);
+    assert!(sandbox.kiln(&["info", "cut.png"]).ok().text().contains("watermark    not checked"));
     if CAN_VERIFY {
         assert_eq!(found(&sandbox, "plain.png"), json!(null));
         for (file, bits, owner) in [
