@@ -143,16 +143,15 @@ impl Download<'_> {
         let before = *have;
         let mut progress = ProgressWindow::new(before, self.settings.timeout);
         loop {
-            let waiting = Instant::now();
             let count = match body.read(&mut buffer) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => {
+                    let error = ureq::Error::from(e);
                     // After a time without data, a few bytes before it don't count as progress.
-                    let timed_out = waiting.elapsed() >= self.settings.timeout;
-                    let min = if timed_out { MIN_PROGRESS } else { 1 };
+                    let min = if matches!(error, ureq::Error::Timeout(_)) { MIN_PROGRESS } else { 1 };
                     let received = Some(*have - before).filter(|received| *received >= min).unwrap_or(0);
-                    return Ok(Attempt::Broken { received, reason: e.to_string() });
+                    return Ok(Attempt::Broken { received, reason: error.to_string() });
                 }
             };
             if count == 0 {
