@@ -194,9 +194,10 @@ impl QueueAdmin {
             let state = self.replica.state();
             state.jobs.keys().filter(|known| id.is_none_or(|id| *known == id)).cloned().collect()
         };
+        let mut cancelled = 0;
         for id in &ids {
-            self.link.wait(cancel(&self.link, id, false));
+            cancelled += usize::from(self.link.wait(cancel(&self.link, id, false))?.is_some());
         }
-        Ok(ids.len())
+        Ok(cancelled)
     }
 }

@@ -35,8 +35,9 @@ pub(super) async fn read_job(link: &Link, id: &str) -> Result<Option<(Job, u64)>
     Ok(job.ok().map(|job| (job, entry.revision)))
 }
 
-/// Cancels a job: at once if it is queued; for a running one, the record tells its worker.
-pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
+/// Cancels a job: at once if it is queued; for a running one, the record tells its worker. Returns the revision of its record,
+/// if it had not ended.
+pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) -> Result<Option<u64>> {
     let cancelled = change_job(link, id, |job| {
         match job.state {
             JobState::Queued => {
@@ -50,7 +51,5 @@ pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
         }
         true
     });
-    if let Err(error) = cancelled.await {
-        tracing::error!(job = id, %error, "could not cancel a job");
-    }
+    cancelled.await.inspect_err(|error| tracing::error!(job = id, %error, "could not cancel a job"))
 }

@@ -34,6 +34,8 @@ pub(super) struct Claimer {
     in_a_row: u32,
     /// How long loading each model took here.
     load_seconds: HashMap<String, f64>,
+    /// Jobs that are left to workers that have their models loaded, by model: each one's id, and since when.
+    left_to_others: HashMap<String, (String, Instant)>,
     /// When tickets were last pulled without knowing of a queued job.
     polled: Instant,
     /// When the last pull found no ticket; `None` if it found one.
@@ -53,6 +55,7 @@ impl Claimer {
             last_model: String::new(),
             in_a_row: 0,
             load_seconds: HashMap::new(),
+            left_to_others: HashMap::new(),
             polled: Instant::now(),
             last_empty_pull: None,
         }
@@ -135,18 +138,32 @@ impl Claimer {
     }
 
     /// Whether to take jobs of this model. If it is not the last job's, only if the workers that have it loaded are
-    /// busy for longer than loading it here takes.
-    fn may_load(&self, model: &str) -> bool {
+    /// busy for longer than loading it here takes, or have left its jobs queued for so long: they may lack what these
+    /// need, or have failed with them.
+    fn may_load(&mut self, model: &str) -> bool {
         if model == self.last_model || self.last_model.is_empty() {
             return true;
         }
+        let Some(load_seconds) = self.seconds_that_loading_costs(model) else { return true };
+        let Some(next) = self.tickets.next_queued(model) else { return false };
+        match self.left_to_others.get(model) {
+            Some((id, since)) if *id == next => since.elapsed().as_secs_f64() > load_seconds,
+            _ => {
+                self.left_to_others.insert(model.to_owned(), (next, Instant::now()));
+                false
+            }
+        }
+    }
+
+    /// How long loading a model takes here; `None` if no other worker is sooner ready for its jobs.
+    fn seconds_that_loading_costs(&self, model: &str) -> Option<f64> {
         let nodes = self.tickets.replica.nodes();
         let others =
             nodes.iter().filter(|node| node.worker && !node.draining && node.id != self.tickets.link.id);
         let loaded: Vec<_> =
             others.filter(|node| node.loaded.iter().any(|loaded| loaded.name == model)).collect();
         if loaded.is_empty() {
-            return true;
+            return None;
         }
         let state = self.tickets.replica.state();
         let work: f64 = state
@@ -159,7 +176,8 @@ impl Claimer {
         let own = self.load_seconds.get(model).copied();
         let theirs = loaded.iter().flat_map(|node| &node.loaded).filter(|loaded| loaded.name == model);
         let load = own.or_else(|| theirs.map(|loaded| loaded.load_seconds).reduce(f64::max));
-        work / speed > load.unwrap_or(LOAD_SECONDS)
+        let load = load.unwrap_or(LOAD_SECONDS);
+        (work / speed <= load).then_some(load)
     }
 }
 
@@ -184,14 +202,19 @@ pub(super) fn enqueue_claimed(
     if lock(preview_requests).remove(&job.id).is_some_and(|since| since.elapsed() < PREVIEW_REQUEST_AGE) {
         live.poll_preview();
     }
-    attempts.enqueue(live);
+    if !attempts.push(&Arc::new(live)) {
+        // It stops: another worker takes the job at once.
+        if let Err(error) = tickets.give_back(&job.id) {
+            tracing::warn!(job = job.id, %error, "can't return a job");
+        }
+        return;
+    }
     // Cancellations from before it was queued here.
     let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
     if let (Some(live), Some(record)) = (attempts.live(&job.id), record) {
         let is_own = record.fleet.worker.as_deref() == Some(&tickets.link.id);
         apply_cancellation(attempts.jobs(), &live, &record, is_own);
     }
-    attempts.wake_all();
 }
 
 /// Cancels a job, or stops it at a preview, if its record says so.

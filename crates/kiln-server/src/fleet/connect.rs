@@ -116,7 +116,7 @@ pub(super) async fn connect(config: &FleetConfig) -> Result<Opened> {
 }
 
 /// Largest record in bytes: enough for a request of ten prompts, or a long recipe.
-const MAX_RECORD: i32 = 768 << 10;
+pub(super) const MAX_RECORD: i32 = 768 << 10;
 
 /// Refuses servers before 2.10: their answers lack fields that the client library needs, which looks like no JetStream.
 fn check_version(version: &str) -> Result<()> {

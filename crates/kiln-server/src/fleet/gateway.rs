@@ -12,6 +12,7 @@ use super::bucket::WriteOutcome;
 use super::catalogue::FleetCatalogue;
 use super::changes::{cancel, change_job, read_job};
 use super::config::FleetConfig;
+use super::connect::MAX_RECORD;
 use super::error::FleetError;
 use super::gateway_health::GatewayHealth;
 use super::housekeeping::Housekeeper;
@@ -21,6 +22,7 @@ use super::objects::Objects;
 use super::reconcile::Reconciler;
 use super::replica::Replica;
 use super::watching;
+use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::intake::Intake;
 use crate::jobs::job::{FleetPart, Job, JobState};
 use crate::jobs::live::LiveJob;
@@ -32,6 +34,8 @@ use crate::{Config, Server};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
+/// Largest record of a new job: it grows as workers write what they do with it.
+const MAX_REQUEST: usize = MAX_RECORD as usize - (128 << 10);
 /// How long a repeated request waits until the first one is accepted.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -122,26 +126,34 @@ impl Gateway {
 
     /// Writes the record of a new job. If an earlier job has its id, that id is returned, or none if its request was
     /// another one.
-    fn write_job(&self, live: &LiveJob) -> Result<Option<Option<String>>> {
+    fn write_job(&self, live: &LiveJob) -> std::result::Result<Option<Option<String>>, SubmitError> {
         let (model, hash) = self.catalogue.model_of(&live.request);
         if model.is_empty() {
-            return Err(StoreError::Queue("no worker has announced a model yet".into()));
+            return Err(StoreError::Queue("no worker has announced a model yet".into()).into());
         }
         let gateway = self.link.id.clone();
         let (sequence, submission) = (self.clock.next(&gateway), hex(random_bytes::<8>()));
         let fleet = FleetPart { model, hash, gateway, sequence, submission, ..FleetPart::default() };
         let record = Job { fleet, ..Job::clone(live) };
+        let bytes = serde_json::to_vec(&record).map_or(0, |json| json.len());
+        if bytes > MAX_REQUEST {
+            let message =
+                format!("the queue takes requests of up to {MAX_REQUEST} bytes; this one has {bytes}");
+            return Err(SubmitError::Refused(JobError::new(ErrorCode::TooLarge, message)));
+        }
         watching::connect(live, &self.link);
         // The job is accepted once its record is there. Only its gateway creates it: whoever finds another one has repeated
         // a request.
-        let revision = match self.link.wait(self.link.create(&Job::record_key(&record.id), &record))? {
+        let created = self.link.wait(self.link.create(&Job::record_key(&record.id), &record));
+        let revision = match created.map_err(StoreError::from)? {
             WriteOutcome::Revision(revision) => revision,
             WriteOutcome::Conflict => {
                 let missing = || FleetError("the record disappeared after it was created".into());
+                let stored = self.link.wait(read_job(&self.link, &record.id));
                 let (stored, revision) =
-                    self.link.wait(read_job(&self.link, &record.id))?.ok_or_else(missing)?;
+                    stored.and_then(|stored| stored.ok_or_else(missing)).map_err(StoreError::from)?;
                 if stored.fleet.submission != record.fleet.submission {
-                    self.replica.wait_for(revision)?;
+                    self.replica.wait_for(revision).map_err(StoreError::from)?;
                     let same = stored.fingerprint() == live.fingerprint();
                     return Ok(Some(same.then_some(stored.id)));
                 }
@@ -190,9 +202,11 @@ impl Shutdown for Gateway {
         self.jobs.closing.send_replace(true);
     }
 
-    /// Jobs run elsewhere: only clients are waited for.
-    fn waits_for(&self, live: &LiveJob) -> bool {
-        live.attached
+    /// Jobs go on elsewhere: only clients of this gateway are waited for.
+    fn is_awaited(&self, jobs: &Jobs) -> bool {
+        // Only records name a gateway.
+        let is_own = |live: &LiveJob| live.fleet.gateway.is_empty() || live.fleet.gateway == self.link.id;
+        jobs.queue().live.values().any(|live| live.attached && is_own(live))
     }
 }
 
@@ -201,9 +215,16 @@ impl Submitting for Gateway {
         key.map_or_else(|| hex(random_bytes::<12>()), IdempotencyKey::job_id)
     }
 
-    fn submit(&self, live: &Arc<LiveJob>, place: Slot) -> std::result::Result<(), SubmitError> {
+    fn submit(&self, live: &Arc<LiveJob>, mut place: Slot) -> std::result::Result<(), SubmitError> {
         // Before it is submitted: a worker may be done with it before this goes on.
-        let earlier = self.jobs.queue().live.insert_new(live);
+        let earlier = {
+            let mut queue = self.jobs.queue();
+            let earlier = queue.live.insert_new(live);
+            if earlier.is_none() {
+                place.leave_to_the_job(&mut queue);
+            }
+            earlier
+        };
         if let Some(earlier) = earlier {
             drop(place);
             if !self.is_accepted(&live.id).map_err(SubmitError::Store)? {
@@ -218,9 +239,10 @@ impl Submitting for Gateway {
         let failed = match written {
             Ok(None) => return Ok(()),
             Ok(Some(earlier)) => SubmitError::Repeated(earlier),
-            Err(error) => SubmitError::Store(error),
+            Err(error) => error,
         };
-        self.jobs.remove_unsubmitted(live);
+        // Its record may be there by now, from another gateway or from this one, and the mirror shows this job for it.
+        self.jobs.remove_unaccepted(live);
         Err(failed)
     }
 
@@ -228,18 +250,19 @@ impl Submitting for Gateway {
         let Some(live) = self.jobs.live(id) else { return false };
         live.cancel();
         let (link, id) = (Arc::clone(&self.link), id.to_owned());
-        self.link.handle().spawn(async move { cancel(&link, &id, false).await });
+        self.link.handle().spawn(async move { drop(cancel(&link, &id, false).await) });
         true
     }
 
-    fn cancel_now(&self, id: &str) -> bool {
-        let Some(live) = self.jobs.live(id) else { return false };
+    fn cancel_now(&self, id: &str) -> Result<bool> {
+        let Some(live) = self.jobs.live(id) else { return Ok(false) };
+        let revision = self.link.wait(cancel(&self.link, id, false))?;
         live.cancel();
-        self.link.wait(cancel(&self.link, id, false));
-        self.replica
-            .catch_up(&self.link)
-            .inspect_err(|error| tracing::error!(job = id, %error, "not cancelled"))
-            .is_ok()
+        match revision {
+            Some(revision) => self.replica.wait_for(revision)?,
+            None => self.replica.catch_up(&self.link)?,
+        }
+        Ok(revision.is_some())
     }
 
     /// The places come back with the records.

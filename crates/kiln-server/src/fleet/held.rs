@@ -14,6 +14,7 @@ use super::replica::KnownJob;
 use super::rules::{self, Finish};
 use super::tickets::{HeldTicket, Release, Tickets};
 use crate::jobs::job::{Job, JobEnd, JobState};
+use crate::jobs::store::now;
 
 /// The ticket of a job that this worker can't run for reasons of its own is left to others for so long.
 const ASIDE_DELAY: Duration = Duration::from_secs(1);
@@ -47,28 +48,44 @@ impl Tickets {
         }
     }
 
-    /// Changes the record of a job that this worker holds. `change` returns false to leave it as it is. Returns false
-    /// if the job is not this worker's any more, or the record was left as it is.
-    fn change_own(&self, id: &str, mut change: impl FnMut(&mut Job) -> bool) -> Result<bool> {
-        let Some(ticket) = lock(&self.held).get(id).map(|held| held.ticket) else { return Ok(false) };
-        let own = |job: &mut Job| rules::is_claimed_by(job, &self.link.id, ticket) && change(job);
-        Ok(self.link.wait(change_job(&self.link, id, own))?.is_some())
+    /// Changes the record of a job that this worker holds for the last time, and forgets it. Returns its ticket, which is
+    /// to be released, and whether the record was changed: not if the job is another worker's by now. `None` if it is not
+    /// held.
+    fn leave(&self, id: &str, mut change: impl FnMut(&mut Job)) -> Result<Option<(HeldTicket, bool)>> {
+        let Some(left) = lock(&self.held).get_mut(id).map(|held| {
+            held.leaving = true;
+            held.clone()
+        }) else {
+            return Ok(None);
+        };
+        let own = |job: &mut Job| {
+            let is_own = rules::is_claimed_by(job, &self.link.id, left.ticket);
+            if is_own {
+                change(job);
+            }
+            is_own
+        };
+        let changed = self.link.wait(change_job(&self.link, id, own))?.is_some();
+        // Its ticket may have been delivered again, and another acknowledgement be due.
+        let mut held = lock(&self.held);
+        let is_it = held.get(id).is_some_and(|known| known.ticket == left.ticket);
+        let last = if is_it { held.remove(id) } else { None };
+        Ok(Some((last.unwrap_or(left), changed)))
     }
 
     /// Records the end of a job, or returns it to the queue for another try, and releases its ticket. Returns whether
     /// it has ended.
     pub(super) fn finish(&self, end: &JobEnd) -> Result<bool> {
         let (mut outcome, mut given_up) = (Finish::Ended, None);
-        let changed = self.change_own(&end.id, |job| {
+        let left = self.leave(&end.id, |job| {
             outcome = rules::finish(job, end, &self.link.id, self.link.config.give_up);
             given_up = (outcome == Finish::GivenUp).then(|| job.clone());
-            true
         })?;
+        let ended = matches!(outcome, Finish::Ended | Finish::GivenUp);
+        let Some((held, changed)) = left else { return Ok(ended) };
         if let Some(job) = given_up.filter(|_| changed) {
             bury(&self.link, &job);
         }
-        let ended = matches!(outcome, Finish::Ended | Finish::GivenUp);
-        let Some(held) = lock(&self.held).remove(&end.id) else { return Ok(ended) };
         let release = match outcome {
             // It ended and only the answer was lost, or another worker has it: the redelivered ticket settles which.
             _ if !changed => Release::Leave,
@@ -82,11 +99,9 @@ impl Tickets {
 
     /// Returns a job to the queue as if it had not been started.
     pub(super) fn give_back(&self, id: &str) -> Result<()> {
-        let changed = self.change_own(id, |job| {
-            rules::give_back(job);
-            true
-        })?;
-        let Some(held) = lock(&self.held).remove(id) else { return Ok(()) };
+        let Some((held, changed)) = self.leave(id, |job| rules::give_back(job, now()))? else {
+            return Ok(());
+        };
         self.release(&held.acker, if changed { Release::Return(Duration::ZERO) } else { Release::Leave });
         Ok(())
     }
@@ -107,7 +122,7 @@ impl Tickets {
             since.insert(key, first);
             if first.elapsed() > self.link.config.ack_wait {
                 let mut returned = Job::clone(&job.record);
-                rules::give_back(&mut returned);
+                rules::give_back(&mut returned, now());
                 tracing::warn!(
                     job = returned.id,
                     "returning a job that was claimed without this worker's knowledge"

@@ -237,7 +237,8 @@ fn block_on<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
 
     let _entered = runtime.enter();
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    // On a task of another runtime: what is left of its time is not this future's, which would wait for a task that waits.
+    let (mut future, mut context) = (pin!(tokio::task::unconstrained(future)), Context::from_waker(&waker));
     loop {
         match future.as_mut().poll(&mut context) {
             Poll::Ready(done) => return done,
@@ -268,6 +269,26 @@ pub(super) fn token(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_from_a_task_of_another_runtime_ends_however_many_answers_it_awaits() {
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let own = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let of_link = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+            own.block_on(async {
+                let answers = tokio::sync::Semaphore::new(1);
+                block_on(of_link.handle(), async {
+                    for _ in 0..1000 {
+                        drop(answers.acquire().await.unwrap());
+                    }
+                });
+            });
+            of_link.shutdown_background();
+            ended.send(()).unwrap();
+        });
+        end.recv_timeout(Duration::from_secs(20)).expect("it waits for the task that waits for it");
+    }
 
     #[test]
     fn names_become_tokens_that_differ() {

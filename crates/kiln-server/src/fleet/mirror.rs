@@ -171,10 +171,12 @@ impl Mirror {
 
     /// Brings the queue in line with a job's record.
     fn show_job(&self, server: &Server, job: Arc<Job>) {
-        let known = server.jobs().live(&job.id);
+        // A request with the same key may have asked for something else, and be refused in a moment.
+        let known = server.jobs().live(&job.id).filter(|live| live.fingerprint() == job.fingerprint());
         if job.state.is_final() {
-            if let Some(live) = known {
-                end(server, live, job, self.link.clone());
+            match known {
+                Some(live) => end(server, live, job, self.link.clone()),
+                None => drop(server.jobs().queue().waiting.remove(&job.id)),
             }
             return;
         }
@@ -229,7 +231,7 @@ fn end(server: &Server, live: Arc<LiveJob>, job: Arc<Job>, link: std::sync::Weak
             let error = job.error.clone().filter(|_| job.state != JobState::Done);
             let code = error.as_ref().map(|error| error.code).filter(|_| job.state == JobState::Failed);
             server.jobs().metrics.job(job.state, code, took, job.cost);
-            server.jobs().remove_job(&live.id);
+            server.jobs().remove_job(&live);
             live.change(|s| {
                 (s.state, s.error, s.notes) = (job.state, error, job.notes.clone());
                 if let Some(images) = images {

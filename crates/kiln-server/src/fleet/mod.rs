@@ -25,7 +25,8 @@
 //! stored: a stream that is created anew numbers its tickets anew.
 //!
 //! *No job is done twice*: every change of a record names the revision that it was made from, and a job leaves `queued`
-//! and `running` only by such a change. A worker that was suspended can't end its job after another one has taken it.
+//! and `running` only by such a change. A worker that was suspended can't end its job after another one has taken it, and
+//! claims none of which an earlier attempt has not ended there.
 //!
 //! *No job is lost*: a record is `queued`, `running` or final, and
 //!
@@ -38,7 +39,8 @@
 //!    a server that dies, a stream that is deleted or an acknowledgement that comes too late, the reconciler
 //!    (`reconcile.rs`) publishes those that are missing.
 //!
-//! So a queued job stays queued only while no worker with its model is idle. Surplus tickets do no harm: the worker that
+//! So a queued job stays queued only while no worker with its model is idle, or for as long as loading the model takes, if
+//! others have it loaded. Surplus tickets do no harm: the worker that
 //! gets one finds no queued job and removes it, and the reconciler removes those of models without unfinished jobs. A
 //! ticket is published after its record, so none of a job that is still to come can be among them.
 //!

@@ -1,5 +1,6 @@
 //! Jobs of workers that are gone, and jobs that are given up.
 
+use super::bucket::WriteOutcome;
 use super::error::Result;
 use super::link::Link;
 use super::replica::{KnownJob, Replica};
@@ -17,10 +18,10 @@ pub(super) fn recover(link: &Link, replica: &Replica, job: KnownJob) -> Result<(
         worker = job.record.fleet.worker,
         "taking a job from a worker that is gone"
     );
-    if given_up {
+    let written = link.wait(link.update(&Job::record_key(&changed.id), &changed, job.revision))?;
+    if given_up && written != WriteOutcome::Conflict {
         bury(link, &changed);
     }
-    link.wait(link.update(&Job::record_key(&changed.id), &changed, job.revision))?;
     Ok(())
 }
 

@@ -113,20 +113,25 @@ pub(super) fn recover(job: &mut Job, is_alive: impl Fn(&str) -> bool, give_up: G
         job.fleet.losses += 1;
     }
     job.fleet.kills = job.fleet.suspects.iter().filter(|worker| !is_alive(worker)).count() as u32;
-    if job.fleet.cancel {
-        job.error = Some(JobError::cancelled());
-        (job.state, job.finished) = (JobState::Cancelled, Some(now));
-        return false;
-    }
-    if job.fleet.kills >= give_up.lost_workers {
+    if job.fleet.kills >= give_up.lost_workers && !job.fleet.cancel {
         let message =
             format!("{} workers were lost while they ran this job; it is not tried again", job.fleet.kills);
         job.error = Some(JobError::new(ErrorCode::Interrupted, message));
         (job.state, job.finished) = (JobState::Failed, Some(now));
         return true;
     }
-    job.return_to_queue();
+    requeue(job, now);
     false
+}
+
+/// Queues a job again, unless it was cancelled while it ran.
+fn requeue(job: &mut Job, now: i64) {
+    job.return_to_queue();
+    job.finished = None;
+    if job.fleet.cancel {
+        job.error = Some(JobError::cancelled());
+        (job.state, job.finished) = (JobState::Cancelled, Some(now));
+    }
 }
 
 /// What became of a job whose attempt has ended.
@@ -145,7 +150,7 @@ pub(super) enum Finish {
 pub(super) fn finish(job: &mut Job, end: &JobEnd, worker: &str, give_up: GiveUp) -> Finish {
     // Cancelled by nobody: the attempt ended because another worker took the job, which this one has claimed again since.
     if end.state == JobState::Cancelled && !job.fleet.cancel && !job.fleet.stop_at_preview {
-        give_back(job);
+        give_back(job, end.finished);
         return Finish::Returned;
     }
     job.notes.clone_from(&end.notes);
@@ -155,48 +160,47 @@ pub(super) fn finish(job: &mut Job, end: &JobEnd, worker: &str, give_up: GiveUp)
     let Some(error) = end.error.as_ref().filter(|_| end.state == JobState::Failed) else {
         return Finish::Ended;
     };
-    match error.code {
+    let outcome = match error.code {
         // These say nothing about the job: the model can't be loaded here, nothing can be stored.
         ErrorCode::ModelFailed | ErrorCode::Storage => {
-            set_aside(job, worker, error);
+            set_aside(job, worker, error, end.finished);
             Finish::SetAside
         }
         _ if !error.may_be_retried() => Finish::Ended,
-        _ if fail(job, worker, error, give_up) => Finish::GivenUp,
+        _ if fail(job, worker, error, give_up, end.finished) => Finish::GivenUp,
         _ => Finish::Returned,
-    }
+    };
+    if job.state == JobState::Cancelled { Finish::Ended } else { outcome }
 }
 
 /// Counts an error of a worker: queued again, or given up. Returns whether the job is given up.
-fn fail(job: &mut Job, worker: &str, error: &JobError, give_up: GiveUp) -> bool {
+fn fail(job: &mut Job, worker: &str, error: &JobError, give_up: GiveUp, now: i64) -> bool {
     job.fleet.failures += 1;
     let code = error.code.name();
     job.fleet.history.push(format!("failed on worker {worker}: {code}: {error}"));
     job.fleet.failed_on.push(worker.to_owned());
-    if job.fleet.failures >= give_up.failures {
+    if job.fleet.failures >= give_up.failures && !job.fleet.cancel {
         job.state = JobState::Failed;
         return true;
     }
-    job.finished = None;
-    job.return_to_queue();
+    requeue(job, now);
     false
 }
 
 /// Returns a job to the queue whose worker can't run it for reasons of its own: it does not count against the job.
-fn set_aside(job: &mut Job, worker: &str, error: &JobError) {
+fn set_aside(job: &mut Job, worker: &str, error: &JobError, now: i64) {
     if !job.fleet.failed_on.iter().any(|other| other == worker) {
         let code = error.code.name();
         job.fleet.history.push(format!("returned by worker {worker}: {code}: {error}"));
         job.fleet.failed_on.push(worker.to_owned());
     }
-    job.finished = None;
-    give_back(job);
+    give_back(job, now);
 }
 
 /// Returns a claimed job to the queue as if it had not been claimed.
-pub(super) fn give_back(job: &mut Job) {
+pub(super) fn give_back(job: &mut Job, now: i64) {
     job.attempts = job.attempts.saturating_sub(1);
-    job.return_to_queue();
+    requeue(job, now);
 }
 
 /// What the reconciler has seen of a model: the tickets first, then the records.
@@ -298,6 +302,18 @@ mod tests {
             assert_eq!(finish_as(&mut job, JobState::Cancelled, Some(ErrorCode::Cancelled)), Finish::Ended);
             assert_eq!(job.state, JobState::Cancelled);
         }
+        // Cancelled, and returned before its worker heard of that.
+        for code in [ErrorCode::ModelFailed, ErrorCode::GenerationFailed] {
+            let mut job = Job::test("a");
+            job.fleet.cancel = true;
+            assert_eq!(finish_as(&mut job, JobState::Failed, Some(code)), Finish::Ended);
+            assert_eq!((job.state, job.finished), (JobState::Cancelled, Some(1)));
+        }
+        let mut job = Job::test("a");
+        claim(&mut job, "a", ticket, true, 0);
+        job.fleet.cancel = true;
+        give_back(&mut job, 7);
+        assert_eq!((job.state, job.finished), (JobState::Cancelled, Some(7)));
         // What the worker itself lacks does not count against the job; what may be the job's fault does.
         let mut job = Job::test("a");
         for _ in 0..4 {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::PullConsumer;
@@ -19,14 +19,16 @@ use super::recover::recover;
 use super::replica::{KnownJob, Replica, TicketUse};
 use super::rules::{self, Named, TicketAction, TicketView};
 use super::withdrawn::Withdrawn;
-use crate::jobs::Jobs;
 use crate::jobs::job::Job;
 use crate::jobs::store::now;
+use crate::jobs::{Jobs, WeakJobs};
 
 /// How long a ticket is left to other workers if this one can't run what is queued.
 const NAK_DELAY: Duration = Duration::from_millis(300);
 /// How long to wait for the ticket of a job that is known to be queued: its gateway publishes it after the record.
 const TICKET_WAIT: Duration = Duration::from_millis(30);
+/// How long the servers may take to answer that there is no ticket.
+const PULL_LIMIT: Duration = Duration::from_secs(5);
 
 /// A claimed job's ticket.
 #[derive(Clone)]
@@ -37,6 +39,8 @@ pub(super) struct HeldTicket {
     pub(super) began: bool,
     /// Whether the job may be what its workers died of.
     pub(super) suspected: bool,
+    /// Whether this worker writes the job's end or returns it: its own change takes the job from it.
+    pub(super) leaving: bool,
 }
 
 /// The tickets of a worker.
@@ -47,6 +51,8 @@ pub(super) struct Tickets {
     pub(super) capabilities: Mutex<Capabilities>,
     pub(super) withdrawn: Withdrawn,
     consumers: Mutex<HashMap<String, PullConsumer>>,
+    /// The jobs of this worker; set once.
+    jobs: OnceLock<WeakJobs>,
     /// Tickets that were still pending when the last one was pulled.
     pub(super) pending: AtomicU64,
     pub(super) redelivered: AtomicU64,
@@ -82,6 +88,7 @@ impl Tickets {
             capabilities: Mutex::default(),
             withdrawn: Withdrawn::default(),
             consumers: Mutex::default(),
+            jobs: OnceLock::new(),
             pending: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),
         }
@@ -92,13 +99,31 @@ impl Tickets {
         *lock(&self.capabilities) = Capabilities::new(jobs, &self.withdrawn.list());
     }
 
+    pub(super) fn set_jobs(&self, jobs: WeakJobs) {
+        let _ = self.jobs.set(jobs);
+    }
+
+    fn jobs(&self) -> Option<Jobs> {
+        self.jobs.get().and_then(WeakJobs::upgrade)
+    }
+
+    /// Whether this worker may claim a job. Not while an earlier attempt at it has not ended here: that end would be
+    /// the new one's.
     fn may_run(&self, job: &Job) -> bool {
-        lock(&self.capabilities).may_run(job, &self.link.id, &self.replica)
+        let is_held = lock(&self.held).contains_key(&job.id);
+        let is_known =
+            || self.jobs().is_some_and(|jobs| jobs.live(&job.id).is_some() || jobs.is_unrecorded(&job.id));
+        !is_held && !is_known() && lock(&self.capabilities).may_run(job, &self.link.id, &self.replica)
     }
 
     /// Whether a job of this model is queued, even if this worker can't run it.
     pub(super) fn has_queued(&self, model: &str) -> bool {
         self.replica.state().queued(model) > 0
+    }
+
+    /// The queued job of a model that this worker would run next.
+    pub(super) fn next_queued(&self, model: &str) -> Option<String> {
+        self.chosen(model).map(|job| job.record.id.clone())
     }
 
     /// Pulls a ticket of a model; waits a moment for one if a job is known to be queued.
@@ -109,13 +134,18 @@ impl Tickets {
                 Some(consumer) => consumer,
                 None => self.link.consumer(model).await?,
             };
-            let batch = if is_queued {
-                consumer.batch().max_messages(1).expires(TICKET_WAIT).messages().await
-            } else {
-                consumer.fetch().max_messages(1).expires(Duration::from_secs(2)).messages().await
+            let pulled = async {
+                let batch = if is_queued {
+                    consumer.batch().max_messages(1).expires(TICKET_WAIT).messages().await
+                } else {
+                    // With a time to expire, the server would wait so long for a ticket.
+                    consumer.fetch().max_messages(1).messages().await
+                };
+                let mut batch = batch.map_err(|error| FleetError(error.to_string()))?;
+                batch.next().await.transpose().map_err(|error| FleetError(error.to_string()))
             };
-            let mut batch = batch.map_err(|error| FleetError(error.to_string()))?;
-            let message = batch.next().await.transpose().map_err(|error| FleetError(error.to_string()))?;
+            let pulled = tokio::time::timeout(PULL_LIMIT, pulled).await;
+            let message = pulled.unwrap_or_else(|_| Err(FleetError("pulling a ticket timed out".into())))?;
             Ok::<_, FleetError>((consumer, message))
         })?;
         lock(&self.consumers).insert(model.to_owned(), consumer);
@@ -216,6 +246,9 @@ impl Tickets {
         wanted: Wanted<'_>,
         acker: &Arc<Acker>,
     ) -> Result<std::result::Result<Arc<Job>, Release>> {
+        if self.jobs().is_some_and(|jobs| jobs.is_stopping()) {
+            return Ok(Err(Release::Return(Duration::ZERO)));
+        }
         let (pulled, mut caught_up) = (Instant::now(), false);
         while pulled.elapsed() < self.link.config.ack_wait / 2 {
             let (named, job) = self.named(ticket);
@@ -293,6 +326,7 @@ impl Tickets {
             acker: Arc::clone(acker),
             began: job.fleet.began,
             suspected: job.runs_alone(),
+            leaving: false,
         };
         lock(&self.held).insert(job.id.clone(), held);
         if let Err(error) = self.replica.wait_for(revision) {

@@ -42,7 +42,7 @@ pub(super) fn connect(live: &LiveJob, link: &Arc<Link>) {
                 WatchRequest::Previews => {
                     drop(link.client.publish(link.subject("watch", &id), Bytes::new()).await)
                 }
-                WatchRequest::StopAtPreview => cancel(&link, &id, true).await,
+                WatchRequest::StopAtPreview => drop(cancel(&link, &id, true).await),
             }
         });
     });

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::kv::Entry;
 use futures_util::StreamExt;
@@ -37,6 +38,7 @@ pub struct FleetWorker {
     config: Arc<Config>,
     attempts: Attempts,
     tickets: Arc<Tickets>,
+    claiming: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Connects a worker to the queue. `config` has a folder for temporary files, and the limits that requests must keep.
@@ -55,11 +57,12 @@ pub fn open_worker(
     let files = Box::new(Objects::open(&link, &store)?);
     let health = Box::new(WorkerHealth { tickets: Arc::clone(&tickets), store: Arc::clone(&store) });
     let jobs = Jobs::new(config.of_jobs(), catalogue, store, files, health);
+    tickets.set_jobs(jobs.downgrade());
     let ledger = Arc::new(WorkerLedger::new(&tickets, &outbox));
     let attempts = Attempts::new(jobs, Box::new(Arc::clone(&ledger)));
     ledger.set_attempts(attempts.downgrade());
     link.handle().spawn(publish(Arc::downgrade(&link), outbox));
-    let worker = FleetWorker { config: Arc::new(config), attempts, tickets };
+    let worker = FleetWorker { config: Arc::new(config), attempts, tickets, claiming: Mutex::default() };
     worker.follow(&replica, &preview_requests);
     let caught_up = replica.catch_up(&link);
     caught_up?;
@@ -111,8 +114,10 @@ impl FleetWorker {
         }
     }
 
-    /// Returns the jobs that are still held to the queue, and deletes the worker's record. Blocks.
+    /// Takes no more jobs, returns those that are still held to the queue, and deletes the worker's record. Blocks.
     pub fn leave(self) {
+        self.close();
+        self.wait_for_claims();
         let held: Vec<String> = lock(&self.tickets.held).keys().cloned().collect();
         for id in held {
             if let Err(error) = self.tickets.give_back(&id) {
@@ -121,6 +126,15 @@ impl FleetWorker {
         }
         let link = &self.tickets.link;
         let _ = link.wait(link.delete(&format!("node.{}", link.id)));
+    }
+
+    /// Waits until nothing more is claimed; not for servers that don't answer.
+    fn wait_for_claims(&self) {
+        const LIMIT: Duration = Duration::from_secs(3);
+        let (claiming, started) = (lock(&self.claiming).take(), Instant::now());
+        while claiming.as_ref().is_some_and(|claiming| !claiming.is_finished()) && started.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Follows the records: jobs that are cancelled or taken over by another worker, and new ones.
@@ -180,7 +194,7 @@ impl FleetWorker {
             }
         })?;
         let claimer = Claimer::new(&self.tickets, self.attempts.downgrade(), preview_requests);
-        thread("claiming").spawn(move || claimer.run())?;
+        *lock(&self.claiming) = Some(thread("claiming").spawn(move || claimer.run())?);
         Ok(())
     }
 }
@@ -194,7 +208,8 @@ struct HeldJobs {
 impl Follower for HeldJobs {
     fn before(&self, entry: &Entry) {
         let Some(id) = entry.key.strip_prefix("job.") else { return };
-        let Some(held) = lock(&self.tickets.held).get(id).map(|held| held.ticket) else { return };
+        let held = lock(&self.tickets.held).get(id).filter(|held| !held.leaving).map(|held| held.ticket);
+        let Some(held) = held else { return };
         let Some(jobs) = self.jobs.upgrade() else { return };
         let record = serde_json::from_slice::<Job>(&entry.value).ok();
         let own = &self.tickets.link.id;

@@ -75,6 +75,23 @@ impl Attempting for Arc<WorkerLedger> {
         Ok(self.tickets.give_back(id)?)
     }
 
+    /// Other workers take them, while this one ends what it runs.
+    fn abandon(&self, ids: Vec<String>) {
+        if ids.is_empty() {
+            return;
+        }
+        let ledger = Arc::clone(self);
+        let give_back = move || {
+            for id in ids {
+                if let Err(error) = ledger.tickets.give_back(&id) {
+                    tracing::warn!(job = id, %error, "can't return a job");
+                }
+            }
+        };
+        // Without the thread they are returned at the end.
+        let _ = std::thread::Builder::new().name("returning".into()).spawn(give_back);
+    }
+
     fn finish(&self, end: &JobEnd) -> Result<bool> {
         lock(&self.sent_previews).remove(&end.id);
         if let Some(error) = end.error.as_ref().filter(|error| error.code == ErrorCode::ModelFailed) {
@@ -105,7 +122,7 @@ impl Attempting for Arc<WorkerLedger> {
         self.outbox.send(Outgoing { subject, number: 0, payload: payload.into() });
         let Some(preview) = preview else { return };
         let sent = lock(&self.sent_previews).insert(live.id.clone(), preview.number);
-        if sent.is_none_or(|sent| sent < preview.number)
+        if sent != Some(preview.number)
             && let Ok(png) = kiln_image::encode(&preview.image, kiln_image::Format::Png, None)
         {
             let subject = link.subject("preview", &live.id);

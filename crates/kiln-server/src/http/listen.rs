@@ -80,7 +80,7 @@ pub(crate) async fn serve_app(
 /// Waits for the running jobs, at most for the grace period; then interrupts them.
 pub(crate) async fn finish_jobs(jobs: &Jobs, shutdown: &impl Shutdown) {
     let generating = async {
-        while jobs.active().iter().any(|live| shutdown.waits_for(live)) {
+        while shutdown.is_awaited(jobs) {
             sleep(Duration::from_millis(20)).await;
         }
     };

@@ -20,7 +20,6 @@ use crate::jobs::downloads::Downloads;
 use crate::jobs::generator::{Catalogue, Generator};
 use crate::jobs::intake::Intake;
 use crate::jobs::keys::ApiKey;
-use crate::jobs::live::LiveJob;
 use crate::jobs::roles::Shutdown;
 use crate::jobs::store::{Store, StoreError};
 use crate::jobs::trainer::Trainer;
@@ -203,8 +202,8 @@ impl Shutdown for Server {
         Server::close(self);
     }
 
-    fn waits_for(&self, live: &LiveJob) -> bool {
-        self.intake.submitting.waits_for(live)
+    fn is_awaited(&self, jobs: &Jobs) -> bool {
+        self.intake.submitting.is_awaited(jobs)
     }
 
     fn record_ends(&self) {

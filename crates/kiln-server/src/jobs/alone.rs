@@ -25,10 +25,6 @@ impl Shutdown for Alone {
         self.0.close();
     }
 
-    fn waits_for(&self, live: &LiveJob) -> bool {
-        self.0.waits_for(live)
-    }
-
     fn record_ends(&self) {
         self.0.record_ends();
     }

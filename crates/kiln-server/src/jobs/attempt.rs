@@ -441,7 +441,7 @@ impl Attempts {
             "job ended"
         );
         // Remove it first: a client that sees the end may submit again at once.
-        self.remove_job(&live.id);
+        self.remove_job(live);
         live.change(|s| {
             (s.state, s.error) = (state, error);
             if !live.stops_with_preview() {

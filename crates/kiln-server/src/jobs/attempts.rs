@@ -99,7 +99,7 @@ impl Attempts {
         let state = end.state;
         // Before it leaves the queue: then it is always found, here or there.
         self.record_end_soon(end, Duration::ZERO);
-        self.remove_job(&live.id);
+        self.remove_job(live);
         self.metrics.job(state, None, Duration::ZERO, live.cost);
         tracing::info!(job = live.id, client = live.client, state = state.name(), "job ended in the queue");
         live.change(|s| (s.state, s.error) = (state, Some(error)));
@@ -110,18 +110,11 @@ impl Shutdown for Attempts {
     /// Queued jobs stay in the database; those whose clients wait on a connection fail.
     fn close(&self) {
         let Some(waiting) = self.stop_taking() else { return };
-        for live in waiting {
-            if live.attached {
-                self.end_unstarted(&live, stopping_error());
-            } else {
-                live.change(|s| s.error = Some(stopping_error()));
-            }
-        }
+        let (attached, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|live| live.attached);
+        attached.iter().for_each(|live| self.end_unstarted(live, stopping_error()));
+        others.iter().for_each(|live| live.change(|s| s.error = Some(stopping_error())));
+        self.ledger().abandon(others.iter().map(|live| live.id.clone()).collect());
         self.closing.send_replace(true);
-    }
-
-    fn waits_for(&self, _: &LiveJob) -> bool {
-        true
     }
 
     fn record_ends(&self) {

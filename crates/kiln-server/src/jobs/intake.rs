@@ -96,7 +96,7 @@ impl Intake {
             trace: self.tracer.is_on().then(new_trace),
             ..Job::default()
         })));
-        self.check_signer().map_err(SubmitError::CannotSign)?;
+        self.check_signer().map_err(SubmitError::Refused)?;
         let place = self.reserve_slot(&caller)?;
         self.submitting.submit(&live, place)?;
         self.trace_submission(&live, caller.trace, started);
@@ -111,7 +111,7 @@ impl Intake {
     }
 
     /// Cancels a job; see [`Submitting::cancel_now`].
-    pub(crate) fn cancel_now(&self, id: &str) -> bool {
+    pub(crate) fn cancel_now(&self, id: &str) -> Result<bool, StoreError> {
         self.submitting.cancel_now(id)
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct SavedImage {
 /// An intermediate image.
 #[derive(Debug)]
 pub(crate) struct Preview {
-    /// Sequence number in the job, from 1.
+    /// Sequence number in the attempt, from 1.
     pub(crate) number: u32,
     pub(crate) image: RgbImage,
 }

@@ -237,6 +237,11 @@ impl Jobs {
         Ok(())
     }
 
+    /// Whether the end of a job is still to be recorded.
+    pub(crate) fn is_unrecorded(&self, id: &str) -> bool {
+        self.unrecorded.get(id).is_some()
+    }
+
     /// The job with this id, as the database will have it.
     pub(crate) fn stored_job(&self, id: &str) -> Result<Option<Job>, StoreError> {
         // Before the row is read: an end that is recorded in between is in the row.
@@ -290,6 +295,14 @@ impl Slot {
     /// A place that was counted already.
     pub(crate) fn new(jobs: &Jobs, client: &str) -> Slot {
         Slot { jobs: jobs.clone(), client: client.to_owned() }
+    }
+
+    /// The job is in the queue and counts for its client itself; the place is nobody's until it is given back.
+    pub(crate) fn leave_to_the_job(&mut self, queue: &mut Queue) {
+        if let Some(place) = queue.inserting.iter_mut().find(|inserting| **inserting == self.client) {
+            place.clear();
+            self.client.clear();
+        }
     }
 }
 

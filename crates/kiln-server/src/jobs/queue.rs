@@ -36,6 +36,15 @@ impl Queue {
         self.live.insert(live);
     }
 
+    /// Removes this job; another one with its id stays.
+    pub(crate) fn remove(&mut self, live: &LiveJob) {
+        let is_it = |known: &Arc<LiveJob>| std::ptr::eq(&**known, live);
+        if self.live.get(&live.id).is_some_and(is_it) {
+            self.live.remove(&live.id);
+        }
+        self.active.retain(|active| !is_it(active));
+    }
+
     /// Takes waiting jobs with this batch key, up to `room` images in total.
     pub(crate) fn take_batchable(&mut self, batch_key: &str, mut room: u32) -> Vec<Arc<LiveJob>> {
         let mut jobs = Vec::new();

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use kiln_base::hex;
 
-use crate::jobs::Slot;
 use crate::jobs::error::JobError;
 use crate::jobs::job::JobEnd;
 use crate::jobs::live::LiveJob;
 use crate::jobs::random::random_bytes;
 use crate::jobs::sessions::Session;
 use crate::jobs::store::{Claim, GalleryLimits, IdempotencyKey, ImageRow, Marks, PlotRow, StoreError};
+use crate::jobs::{Jobs, Slot};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -28,11 +28,17 @@ pub(crate) enum SubmitError {
         retry_after_seconds: u64,
     },
     Stopping,
-    /// The images could not be signed.
-    CannotSign(JobError),
+    /// It could not be done: the images not signed, or the request not recorded.
+    Refused(JobError),
     /// An earlier request has the same idempotency key. The id of its job, if it asked for the same.
     Repeated(Option<String>),
     Store(StoreError),
+}
+
+impl From<StoreError> for SubmitError {
+    fn from(error: StoreError) -> SubmitError {
+        SubmitError::Store(error)
+    }
 }
 
 /// How a process stops.
@@ -40,8 +46,10 @@ pub(crate) trait Shutdown: Send + Sync {
     /// Takes no more jobs, and reports so to probes and watchers.
     fn close(&self);
 
-    /// Whether to wait for an active job, at most for the grace period.
-    fn waits_for(&self, live: &LiveJob) -> bool;
+    /// Whether there are jobs to wait for, at most for the grace period.
+    fn is_awaited(&self, jobs: &Jobs) -> bool {
+        !jobs.active().is_empty()
+    }
 
     /// Tries to record what could not be recorded yet.
     fn record_ends(&self) {}
@@ -63,8 +71,8 @@ pub(crate) trait Submitting: Shutdown {
     fn cancel(&self, id: &str) -> bool;
 
     /// [`Submitting::cancel`] that waits until it is recorded, if that is elsewhere.
-    fn cancel_now(&self, id: &str) -> bool {
-        self.cancel(id)
+    fn cancel_now(&self, id: &str) -> Result<bool> {
+        Ok(self.cancel(id))
     }
 
     /// Gives waiting jobs of a client their places in this order.
@@ -88,6 +96,11 @@ pub(crate) trait Attempting: Send + Sync {
 
     /// Returns a started job to the queue; the attempt does not count.
     fn undo_start(&self, id: &str) -> Result<()>;
+
+    /// Hears of jobs that are not started here any more. Doesn't wait.
+    fn abandon(&self, ids: Vec<String>) {
+        let _ = ids;
+    }
 
     /// Records the end of a job. Returns false if it is to be tried again elsewhere.
     fn finish(&self, end: &JobEnd) -> Result<bool>;

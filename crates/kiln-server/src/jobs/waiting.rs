@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kiln_base::{lock, wait};
 
-use super::{Jobs, stopping_error};
+use super::Jobs;
 use crate::jobs::live::LiveJob;
 use crate::jobs::queue::{GroupEvent, Queue};
 
@@ -42,10 +42,9 @@ impl Jobs {
         Some(waiting)
     }
 
-    /// Drops a job that was not started when the server stops; it stays queued in the database.
-    pub(crate) fn abandon_unstarted(&self, live: &LiveJob) {
-        self.remove_job(&live.id);
-        live.change(|s| s.error = Some(stopping_error()));
+    /// Whether no more jobs are taken.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.queue().stopping
     }
 
     pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -142,27 +141,26 @@ impl Jobs {
         });
     }
 
-    /// Removes a job from the queue.
-    pub(crate) fn remove_job(&self, id: &str) {
-        {
-            let mut queue = self.queue();
-            queue.live.remove(id);
-            queue.active.retain(|live| live.id != id);
-        }
+    /// Removes a job from the queue. Another one with its id stays: on a gateway, that of an earlier request with its key.
+    pub(crate) fn remove_job(&self, live: &LiveJob) {
+        self.queue().remove(live);
         self.wake.notify_all();
+    }
+
+    /// Removes a job that was not accepted, unless it waits or runs for a record with its id.
+    pub(crate) fn remove_unaccepted(&self, live: &LiveJob) {
+        let mut queue = self.queue();
+        let runs = queue.active.iter().any(|active| active.id == live.id);
+        if !runs && queue.waiting.position(&live.id).is_none() {
+            queue.remove(live);
+        }
     }
 
     /// Forgets a job whose record was deleted.
     pub(crate) fn remove_waiting(&self, id: &str) {
         self.queue().waiting.remove(id);
-        self.remove_job(id);
-    }
-
-    /// Forgets a job that was not submitted after all.
-    pub(crate) fn remove_unsubmitted(&self, live: &Arc<LiveJob>) {
-        let mut queue = self.queue();
-        if queue.live.get(&live.id).is_some_and(|known| Arc::ptr_eq(known, live)) {
-            queue.live.remove(&live.id);
+        if let Some(live) = self.live(id) {
+            self.remove_job(&live);
         }
     }
 

@@ -21,6 +21,7 @@ use crate::jobs::error::{ErrorCode, JobError};
 use crate::jobs::generator::{Generator, JobInputs, JobSink, Task};
 use crate::jobs::live::LiveJob;
 use crate::jobs::queue::GroupEvent;
+use crate::jobs::stopping_error;
 
 /// A job that is ready to be generated.
 struct PlannedJob<P> {
@@ -174,7 +175,9 @@ impl<G: Generator> Planner<G> {
     fn run(&self) {
         while let Some(first) = self.attempts.next_job() {
             if first.runs_alone() && !self.attempts.wait_until_alone(&first) {
-                self.attempts.abandon_unstarted(&first);
+                self.attempts.remove_job(&first);
+                first.change(|s| s.error = Some(stopping_error()));
+                self.attempts.ledger().abandon(vec![first.id.clone()]);
                 continue;
             }
             let Some(group) = self.plan_group(&first) else { continue };

@@ -53,7 +53,7 @@ impl World {
             Event::Recover(job) => world.recover(job, &self.jobs[job].clone().unwrap()),
             Event::ReturnUnheld(job) => {
                 let seen = self.jobs[job].clone().unwrap();
-                world.write(job, &seen, seen.change(rules::give_back).0);
+                world.write(job, &seen, seen.change(|job| rules::give_back(job, 0)).0);
             }
             Event::CallWebhook(job) => {
                 if let Some(record) = &mut world.jobs[job] {

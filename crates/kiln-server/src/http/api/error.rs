@@ -152,7 +152,7 @@ impl From<SubmitError> for ApiError {
                 let message = "the idempotency key was used before";
                 ApiError::new(ErrorCode::IdempotencyKey, message).with_status(StatusCode::CONFLICT)
             }
-            SubmitError::CannotSign(error) => error.into(),
+            SubmitError::Refused(error) => error.into(),
             SubmitError::Store(error) => error.into(),
         }
     }

@@ -270,7 +270,7 @@ impl EventSource for ImageEvents {
                 let progress = &snapshot.progress;
                 // Spread the previews evenly over the steps.
                 let due = (self.sent_previews + 1) * progress.steps / (self.max_previews + 1);
-                let is_due = preview.number > self.last_preview && progress.step >= due.max(1);
+                let is_due = preview.number != self.last_preview && progress.step >= due.max(1);
                 if !is_due || self.sent_previews >= self.max_previews {
                     return (Vec::new(), false);
                 }

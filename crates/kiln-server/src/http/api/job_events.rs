@@ -159,7 +159,7 @@ impl EventSource for JobEvents {
         }
         events.push(event_with_id("progress", self.id.next(), &view));
         let preview = snapshot.preview.as_deref();
-        let new = preview.filter(|p| self.preview_guard.is_some() && p.number > self.last_preview);
+        let new = preview.filter(|p| self.preview_guard.is_some() && p.number != self.last_preview);
         events.extend(new.and_then(|preview| self.preview(preview, &snapshot.progress)));
         (events, false)
     }

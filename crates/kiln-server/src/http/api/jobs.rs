@@ -224,7 +224,7 @@ pub(crate) async fn cancel(
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let visible = intake.live(&id).is_some_and(|live| caller.sees(&live.client));
-        let cancelled = visible && intake.cancel_now(&id);
+        let cancelled = visible && intake.cancel_now(&id)?;
         let view = JobView::find(intake.jobs(), &id, &caller)?;
         if cancelled {
             return Ok(json(StatusCode::OK, &view));

@@ -201,7 +201,9 @@ fn submit_all(
 
 fn cancel_all(intake: &Intake, ids: &[Vec<String>]) {
     for id in ids.iter().flatten() {
-        intake.cancel_now(id);
+        if let Err(error) = intake.cancel_now(id) {
+            tracing::error!(job = id, %error, "a job of a plot that was not accepted stays queued");
+        }
     }
 }
 

@@ -81,7 +81,11 @@ pub(crate) async fn cancel_all(State(intake): State<Intake>, caller: Caller) -> 
     reply(move || {
         // Waiting jobs first, so that none of them starts when the running one ends.
         let own = intake.unfinished().into_iter().rev().filter(|live| live.client == caller.client);
-        Ok(Cancelled { cancelled: own.filter(|live| intake.cancel_now(&live.id)).count() })
+        let mut cancelled = 0;
+        for live in own {
+            cancelled += usize::from(intake.cancel_now(&live.id)?);
+        }
+        Ok(Cancelled { cancelled })
     })
     .await
 }

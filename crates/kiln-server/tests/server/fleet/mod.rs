@@ -10,9 +10,11 @@ mod refusals;
 #[cfg(feature = "s3")]
 mod s3;
 mod sign;
+mod stuck;
 mod unusable;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::nats::Nats;
 
@@ -50,6 +52,9 @@ const NOT_ON_A_GATEWAY: [&str; 10] = [
     "shares::many_images_of_one_client_push_out_none_of_another",
 ];
 
+/// Tests that take longer hang: these take a minute.
+const LIMIT: Duration = Duration::from_secs(600);
+
 #[test]
 fn the_tests_of_the_server_pass_on_a_fleet() {
     let Some(nats) = Nats::start() else { return };
@@ -57,9 +62,28 @@ fn the_tests_of_the_server_pass_on_a_fleet() {
     for skipped in ALONE.iter().chain(&NOT_ON_A_GATEWAY) {
         command.args(["--skip", skipped]);
     }
-    let output = command.env("KILN_TEST_FLEET", nats.url()).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    // A file: a pipe that nobody reads would stop them.
+    let output = tempfile::NamedTempFile::new().unwrap();
+    let (stdout, stderr) = (output.reopen().unwrap(), output.reopen().unwrap());
+    let mut tests = command.env("KILN_TEST_FLEET", nats.url()).stdout(stdout).stderr(stderr).spawn().unwrap();
+    let started = Instant::now();
+    let status = loop {
+        if let Some(status) = tests.try_wait().unwrap() {
+            break Some(status);
+        }
+        if started.elapsed() > LIMIT {
+            let _ = (tests.kill(), tests.wait());
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let text = std::fs::read_to_string(output.path()).unwrap();
+    // The harness names the tests that run for more than a minute.
+    assert!(
+        status.is_some_and(|status| status.success()),
+        "{status:?} after {:?}: {text}",
+        started.elapsed()
+    );
     let passed = text.lines().rev().find(|line| line.starts_with("test result")).unwrap_or_default();
     println!("{passed}");
 }
