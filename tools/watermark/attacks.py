@@ -1,4 +1,4 @@
-"""What happens to images on their way, so that gradients pass."""
+"""What happens to the luma of images on their way, so that gradients pass."""
 
 import math
 import random
@@ -6,9 +6,9 @@ import random
 import torch
 import torch.nn.functional as F
 
-from networks import luma, resize
+from networks import resize
 
-# The tables of JPEG's annex K.
+# That of JPEG's annex K.
 LUMA_TABLE = [
     [16, 11, 10, 16, 24, 40, 51, 61],
     [12, 12, 14, 19, 26, 58, 60, 55],
@@ -19,7 +19,6 @@ LUMA_TABLE = [
     [49, 64, 78, 87, 103, 121, 120, 101],
     [72, 92, 95, 98, 112, 100, 103, 99],
 ]
-COLOUR_TABLE = [[17, 18, 24, 47], [18, 21, 26, 66], [24, 26, 56, 99], [47, 66, 99, 99]]
 
 
 def rounded(x):
@@ -38,40 +37,44 @@ def blur(x, window):
 
 
 def jpeg(x, quality):
-    """Baseline JPEG with halved colours."""
+    """What baseline JPEG does to luma."""
     scale = (5000 / quality if quality < 50 else 200 - 2 * quality) / 100
     k = torch.arange(8, device=x.device).float()
     dct = torch.cos((2 * k[None] + 1) * k[:, None] * math.pi / 16) / 2
     dct[0] /= 2**0.5
-    colours = torch.full((8, 8), 99.0, device=x.device)
-    colours[:4, :4] = torch.tensor(COLOUR_TABLE, device=x.device)
-
-    def plane(p, table):
-        table = (table * scale + 0.5).floor().clamp(1, 255)
-        n, _, height, width = p.shape
-        blocks = p.reshape(n, height // 8, 8, width // 8, 8).transpose(2, 3)
-        blocks = rounded(dct @ blocks @ dct.T / table) * table
-        return (dct.T @ blocks @ dct).transpose(2, 3).reshape(n, 1, height, width)
-
+    table = (torch.tensor(LUMA_TABLE, device=x.device) * scale + 0.5).floor().clamp(1, 255)
     height, width = x.shape[-2:]
-    x = F.pad(x, (0, -width % 16, 0, -height % 16), "replicate") * 255
-    y = luma(x)
-    blue, red = (x[:, 2:] - y) * 0.564, (x[:, :1] - y) * 0.713
-    y = plane(y - 128, torch.tensor(LUMA_TABLE, device=x.device).float()) + 128
-    blue, red = (
-        F.interpolate(plane(F.avg_pool2d(p, 2), colours), scale_factor=2, mode="bilinear") for p in (blue, red)
-    )
-    x = torch.cat([y + 1.402 * red, y - 0.344 * blue - 0.714 * red, y + 1.772 * blue], 1)
+    x = F.pad(x, (0, -width % 8, 0, -height % 8), "replicate") * 255 - 128
+    whole = [torch.kron(torch.eye(n // 8, device=x.device), dct) for n in x.shape[-2:]]
+    table = table.repeat(x.shape[-2] // 8, x.shape[-1] // 8)
+    x = rounded(whole[0] @ x @ whole[1].T / table) * table
+    x = whole[0].T @ x @ whole[1] + 128
     return rounded(x.clamp(0, 255))[..., :height, :width] / 255
 
 
 def crop(x, least):
-    height, width = x.shape[-2:]
-    h, w = (max(8, int(n * random.uniform(least, 1))) for n in (height, width))
-    if random.random() < 0.5:
-        w = max(8, width * h // height)
-    top, left = random.randint(0, height - h), random.randint(0, width - w)
-    return x[..., top : top + h, left : left + w]
+    """Most pictures cut to a box of their own and enlarged again."""
+    n = len(x)
+    size = 1 - (1 - least) * torch.rand(n, 2, device=x.device)
+    same = torch.rand(n, 1, device=x.device) < 0.5
+    size = torch.where(same, size[:, :1], size)
+    offset = (torch.rand(n, 2, device=x.device) - 0.5) * (1 - size)
+    none = torch.rand(n, 1, device=x.device) < 0.3
+    size, offset = torch.where(none, torch.ones_like(size), size), torch.where(none, torch.zeros_like(offset), offset)
+    down, across = (cubic(x.shape[2 + i], size[:, i], offset[:, i]) for i in (0, 1))
+    return (down[:, None] @ x @ across[:, None].transpose(2, 3)).clamp(0, 1)
+
+
+def cubic(length, size, offset):
+    """Matrices [n, length, length] that enlarge the middle `size` of lines, `offset` off it, as bicubic filters do."""
+    k = torch.arange(length, device=size.device)
+    at = ((k + 0.5) / length - 0.5) * size[:, None] + offset[:, None] + 0.5
+    d = ((at * length - 0.5).clamp(0, length - 1)[:, :, None] - k).abs()
+    a = -0.5
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    weights = torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
+    return weights / weights.sum(2, keepdim=True)
 
 
 def rotate(x, degrees):
@@ -86,10 +89,10 @@ def attack(x, hard):
     chance = random.random
     if chance() < 0.08:
         return x
-    if chance() < 0.6:
-        x = crop(x, 1 - 0.16 * hard)
+    if chance() < 0.8:
+        x = crop(x, 1 - 0.14 * hard)
     if chance() < 0.4:
-        scale = random.uniform(1 - 0.65 * hard, 1.1)
+        scale = random.uniform(1 - 0.56 * hard, 1.1)
         size = (max(16, int(n * scale)) for n in x.shape[-2:])
         x = resize(x, size, random.choice(["bilinear", "bicubic"])).clamp(0, 1)
     one = chance()
@@ -101,9 +104,7 @@ def attack(x, hard):
         contrast, shift = random.uniform(-0.25, 0.25) * hard, random.uniform(-0.12, 0.12) * hard
         x = ((x - 0.5) * (1 + contrast) + 0.5 + shift).clamp(0, 1)
     elif one < 0.45:
-        x = luma(x).expand_as(x)
-    elif one < 0.5:
         x = rotate(x, random.uniform(-2.5, 2.5) * hard)
     if chance() < 0.6:
-        x = jpeg(x, int(100 - random.uniform(2, 65) * hard))
+        x = jpeg(x, int(100 - random.uniform(2, 58) * hard))
     return x

@@ -10,10 +10,10 @@ import numpy
 import torch
 from PIL import Image
 
-from networks import BITS, SIDE, detail, load, resize, watermark
+from networks import BITS, SIDE, detail, load, luma, resize, watermark
 
 ENOUGH = 29
-PRESENT = 3
+PRESENT = 8
 
 
 def tensor(image, device):
@@ -67,7 +67,7 @@ def main(checkpoint, folder):
         for name, bits, image, job in jobs:
             kinds = job.result()
             seen = [tensor(kind, device) for kind in kinds.values()] + [image]
-            logits = reader(detail(torch.cat([resize(x, SIDE) for x in seen])))
+            logits = reader(detail(luma(torch.cat([resize(x, SIDE) for x in seen]))))
             counts = ((logits[:, :BITS] > 0) == (bits > 0)).sum(1).tolist()
             for kind, count, presence in zip(kinds, counts, logits[:, BITS].tolist()):
                 right.setdefault(kind, []).append(count)

@@ -71,10 +71,22 @@ class Reader(nn.Module):
         return self.output(F.adaptive_avg_pool2d(x, 4).flatten(1).float())
 
 
+def matrix(size, new, device, mode="bilinear"):
+    """What takes lines of `size` pixels to lines of `new`."""
+    eye = torch.eye(size, device=device)[None, None]
+    return F.interpolate(eye, size=(new, size), mode=mode, antialias=True)[0, 0]
+
+
 def resize(x, size, mode="bilinear"):
     """As Pillow does it."""
     size = (size, size) if isinstance(size, int) else tuple(size)
-    return x if tuple(x.shape[-2:]) == size else F.interpolate(x, size=size, mode=mode, antialias=True)
+    if tuple(x.shape[-2:]) == size:
+        return x
+    if not x.is_cuda:
+        return F.interpolate(x, size=size, mode=mode, antialias=True)
+    with torch.autocast("cuda", enabled=False):
+        down, across = (matrix(n, new, x.device, mode) for n, new in zip(x.shape[-2:], size))
+        return down @ x.float() @ across.T
 
 
 def luma(x):
@@ -82,7 +94,8 @@ def luma(x):
 
 
 def window_means(y, window):
-    return F.avg_pool2d(F.pad(y, (window // 2,) * 4, "replicate"), window, 1)
+    y = F.pad(y, (window // 2,) * 4, "replicate")
+    return F.avg_pool2d(F.avg_pool2d(y, (1, window), 1), (window, 1), 1)
 
 
 def strengths(y):
@@ -92,10 +105,10 @@ def strengths(y):
     return F.avg_pool2d((0.8 + 0.25 * variance.clamp_min(0).sqrt()).clamp(max=3.5), 2)
 
 
-def detail(x):
-    """What the reader sees of a picture of 256²: luma without its coarse parts, limited."""
-    y = luma(x)
-    return ((y - window_means(y, 33)) * 8).clamp(-1, 1)
+def detail(y):
+    """What the reader sees of the luma of 256²: it without its coarse parts, and weaker where it is busy."""
+    y = (y - window_means(y, 33)) * 8
+    return y.sign() * ((1 + 2 * y.abs()).sqrt() - 1)
 
 
 def watermark(writer, image, bits, limit=LIMIT, strength=1.0):

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks import attack, blur
-from networks import BITS, LIMIT, SIDE, Reader, Writer, detail, load, resize, watermark
+from networks import BITS, LIMIT, SIDE, Reader, Writer, detail, load, luma, resize, watermark
 from pictures import pictures
 
 BATCH = 64
 POOL, POOL_SIDE = 8000, 512
+RATE = 6e-4
 # At the start marks are so much stronger.
 STRONGEST = 7 / LIMIT
 # Steps with a reader that keeps up until marks and attacks are at their final strength.
@@ -32,7 +33,7 @@ def picture_pool(device):
 
 def take(pool):
     """A batch of pictures at a random size, shrunk or cut out."""
-    size = random.choice([256, 256, 256, 384, 512])
+    size = random.choice([256, 256, 256, 256, 320, 384])
     image = pool[torch.randint(len(pool), (BATCH,), device=pool.device)].float() / 255
     if random.random() < 0.5:
         image = resize(image, size)
@@ -50,16 +51,16 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(5)
     random.seed(5)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     device = "cuda"
     pool = picture_pool(device)
     writer, reader = load(args.start, device) if args.start else (Writer().to(device), Reader().to(device))
     parameters = [*writer.parameters(), *reader.parameters()]
     averages = [p.detach().clone() for p in parameters]
-    optimizer = torch.optim.AdamW(parameters, weight_decay=1e-4, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(parameters, weight_decay=1e-4, betas=(0.9, 0.98), fused=True)
     write, read = torch.compile(writer), torch.compile(reader)
     # 0: strong marks and no attacks; from 0.6 on final marks; from 1 on all attacks.
-    level, right, step, start = 0.6 if args.start else 0.0, 0.5, 0, time.time()
+    level, right, step, start = 1.0 if args.start else 0.0, 0.5, 0, time.time()
     while (done := (time.time() - start) / (args.minutes * 60)) < 1:
         if right > 0.93 + 0.03 * min(level, 1):
             level += 1 / STEPS
@@ -67,7 +68,7 @@ def main():
             level = max(level, 1.0)
         strength = STRONGEST ** max(0, 1 - level / 0.6)
         hard = min(1, max(0, (level - 0.15) / 0.85))
-        rate = 8e-4 * min(1, (step + 1) / 300) * (0.5 + 0.5 * math.cos(math.pi * max(0, done - 0.3) / 0.7)) + 1e-6
+        rate = RATE * min(1, (step + 1) / 300) * (0.5 + 0.5 * math.cos(math.pi * max(0, done - 0.3) / 0.7)) + 1e-6
         for group in optimizer.param_groups:
             group["lr"] = rate
         image = take(pool)
@@ -76,9 +77,9 @@ def main():
             marked, change = watermark(write, image, bits, LIMIT * strength, strength)
         # A third of what the reader sees is unmarked, after the same attacks.
         state = random.getstate()
-        seen = [resize(attack(marked.float(), hard), SIDE)]
+        seen = [resize(attack(luma(marked.float()), hard), SIDE)]
         random.setstate(state)
-        seen.append(resize(attack(image[: BATCH // 2], hard), SIDE))
+        seen.append(resize(attack(luma(image[: BATCH // 2]), hard), SIDE))
         with torch.autocast("cuda", torch.bfloat16):
             logits = read(detail(torch.cat(seen))).float()
         known, unknown = logits[:BATCH, :BITS], logits[BATCH:, :BITS]

@@ -63,7 +63,7 @@ pub use error::{Error, Result};
 pub use format::Format;
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};
 pub use limits::{MAX_BYTES, MAX_SIDE};
-pub use luma_pattern::{add_pattern, interpolated, interpolated_back, small_luma, window_means};
+pub use luma_pattern::{add_pattern, small_luma, window_means};
 pub use manifest_store::{ManifestPlace, read_manifest_store, with_manifest_store};
 pub use overlay::paste_back;
 pub use prepare::{init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to};

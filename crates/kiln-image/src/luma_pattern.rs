@@ -44,10 +44,15 @@ pub fn add_pattern(image: &mut RgbImage, pattern: &[f32], side: usize, limit: f3
     let (width, height) = (image.width() as usize, image.height() as usize);
     let columns: Vec<Place> = (0..width).map(|x| Place::of(x, width, side)).collect();
     let row = |y: usize| {
-        let row = Place::of(y, height, side);
-        let mix = |x: usize| row.mix(pattern[row.first * side + x], pattern[row.second * side + x]);
+        let Place { first, second, share } = Place::of(y, height, side);
+        let mix = |x: usize| {
+            let (upper, lower) = (pattern[first * side + x], pattern[second * side + x]);
+            upper + (lower - upper) * share
+        };
         let mixed: Vec<f32> = (0..side).map(mix).collect();
-        columns.iter().map(move |place| place.mix(mixed[place.first], mixed[place.second]))
+        columns
+            .iter()
+            .map(move |place| mixed[place.first] + (mixed[place.second] - mixed[place.first]) * place.share)
     };
     let power: Vec<f64> =
         (0..height).into_par_iter().map(|y| row(y).map(|level| f64::from(level * level)).sum()).collect();
@@ -63,36 +68,6 @@ pub fn add_pattern(image: &mut RgbImage, pattern: &[f32], side: usize, limit: f3
     });
 }
 
-/// A square picture interpolated to `samples`².
-pub fn interpolated(picture: &[f32], side: usize, samples: usize) -> Vec<f32> {
-    let places: Vec<Place> = (0..samples).map(|i| Place::of(i, samples, side)).collect();
-    let mut interpolated = Vec::with_capacity(samples * samples);
-    for row in &places {
-        let mix = |x: usize| row.mix(picture[row.first * side + x], picture[row.second * side + x]);
-        let mixed: Vec<f32> = (0..side).map(mix).collect();
-        interpolated.extend(places.iter().map(|place| place.mix(mixed[place.first], mixed[place.second])));
-    }
-    interpolated
-}
-
-/// The gradient of a picture by that of the interpolated one.
-pub fn interpolated_back(gradient: &[f32], side: usize, samples: usize) -> Vec<f32> {
-    let places: Vec<Place> = (0..samples).map(|i| Place::of(i, samples, side)).collect();
-    let mut picture = vec![0.0; side * side];
-    for (row, gradient) in places.iter().zip(gradient.chunks_exact(samples)) {
-        let mut mixed = vec![0.0; side];
-        for (column, value) in places.iter().zip(gradient) {
-            mixed[column.first] += value * (1.0 - column.share);
-            mixed[column.second] += value * column.share;
-        }
-        for (x, value) in mixed.iter().enumerate() {
-            picture[row.first * side + x] += value * (1.0 - row.share);
-            picture[row.second * side + x] += value * row.share;
-        }
-    }
-    picture
-}
-
 /// Where a pixel lies between two of the pattern's.
 struct Place {
     first: usize,
@@ -105,10 +80,6 @@ impl Place {
         let at = ((i as f64 + 0.5) * side as f64 / size as f64 - 0.5).max(0.0);
         let first = (at as usize).min(side - 1);
         Place { first, second: (first + 1).min(side - 1), share: (at - first as f64) as f32 }
-    }
-
-    fn mix(&self, first: f32, second: f32) -> f32 {
-        first + (second - first) * self.share
     }
 }
 
@@ -137,17 +108,6 @@ mod tests {
         let reds: Vec<u8> = image.row(1).iter().step_by(3).copied().collect();
         assert_eq!(reds, [100, 100, 101, 103, 105, 107, 108, 108]);
         assert_eq!(image.row(0), image.row(1));
-    }
-
-    #[test]
-    fn interpolating_and_its_way_back_fit() {
-        let picture: Vec<f32> = (0..64).map(|i| ((i * 37) % 19) as f32).collect();
-        let gradient: Vec<f32> = (0..400).map(|i| ((i * 11) % 7) as f32 - 3.0).collect();
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
-        let there = dot(&interpolated(&picture, 8, 20), &gradient);
-        let back = dot(&picture, &interpolated_back(&gradient, 8, 20));
-        assert!((there - back).abs() < 1e-3 * there.abs(), "{there} {back}");
-        assert_eq!(interpolated(&picture, 8, 8), picture);
     }
 
     #[test]
