@@ -435,6 +435,36 @@ typedef struct {
 } kiln_buffer;
 
 /**
+ * What an image file gets besides its pixels. All zero but the size are the defaults.
+ */
+typedef struct {
+    /**
+     * sizeof(kiln_file_options).
+     */
+    size_t size;
+    /**
+     * Who signs the file (C2PA), so that two runs give different bytes; NULL: nobody.
+     */
+    const kiln_signer *signer;
+    /**
+     * The invisible watermark in the file's pixels: 8 hexadecimal digits, such as "4b494c4e" for Kiln's own; NULL: none.
+     */
+    const char *watermark;
+    /**
+     * 1 to 100, for JPEG and WebP; 0: 95 for JPEG, lossless for WebP.
+     */
+    uint8_t quality;
+    /**
+     * 1: without the recipe (prompt, seed, ...).
+     */
+    uint8_t no_recipe;
+    /**
+     * 1: without the mark that a model made the image; laws may ask for it.
+     */
+    uint8_t no_ai_mark;
+} kiln_file_options;
+
+/**
  * How to open a model. All zero but the size are the defaults.
  */
 typedef struct {
@@ -589,12 +619,12 @@ kiln_status kiln_image_png(const kiln_images *images,
                            kiln_buffer *buffer);
 
 /**
- * Like kiln_image_png, and signs the file (C2PA): two runs give different bytes. `signer`: NULL signs nothing.
+ * Like kiln_image_png, with options for the file. `options`: NULL are the defaults.
  */
-kiln_status kiln_image_png_signed(const kiln_images *images,
-                                  size_t index,
-                                  const kiln_signer *signer,
-                                  kiln_buffer *buffer);
+kiln_status kiln_image_png_with(const kiln_images *images,
+                                size_t index,
+                                const kiln_file_options *options,
+                                kiln_buffer *buffer);
 
 /**
  * Writes an image to a file, whole or not at all: .png, .jpg or .webp, with the bytes of `kiln generate -o`.
@@ -602,12 +632,12 @@ kiln_status kiln_image_png_signed(const kiln_images *images,
 kiln_status kiln_image_save(const kiln_images *images, size_t index, const char *path);
 
 /**
- * Like kiln_image_save, and signs the file (C2PA). `signer`: NULL signs nothing.
+ * Like kiln_image_save, with options for the file. `options`: NULL are the defaults.
  */
-kiln_status kiln_image_save_signed(const kiln_images *images,
-                                   size_t index,
-                                   const char *path,
-                                   const kiln_signer *signer);
+kiln_status kiln_image_save_with(const kiln_images *images,
+                                 size_t index,
+                                 const char *path,
+                                 const kiln_file_options *options);
 
 /**
  * Frees bytes and sets them to NULL, so that freeing them again does nothing. NULL is ignored.

@@ -181,16 +181,19 @@ public:
         return image;
     }
 
-    /// The bytes of a PNG file with the recipe, signed if there is a signer.
-    std::vector<std::uint8_t> png(std::size_t index, const Signer *signer = nullptr) const {
+    /// Options of files with their defaults.
+    static kiln_file_options default_options() { return detail::sized<kiln_file_options>(); }
+
+    /// The bytes of a PNG file with the recipe.
+    std::vector<std::uint8_t> png(std::size_t index, const kiln_file_options &options = default_options()) const {
         kiln_buffer buffer = {nullptr, 0};
-        check(kiln_image_png_signed(images_.get(), index, signer ? signer->get() : nullptr, &buffer));
+        check(kiln_image_png_with(images_.get(), index, &options, &buffer));
         const std::unique_ptr<kiln_buffer, void (*)(kiln_buffer *)> owner(&buffer, kiln_buffer_free);
         return std::vector<std::uint8_t>(buffer.data, buffer.data + buffer.length);
     }
 
-    void save(std::size_t index, const std::string &path, const Signer *signer = nullptr) const {
-        check(kiln_image_save_signed(images_.get(), index, path.c_str(), signer ? signer->get() : nullptr));
+    void save(std::size_t index, const std::string &path, const kiln_file_options &options = default_options()) const {
+        check(kiln_image_save_with(images_.get(), index, path.c_str(), &options));
     }
 
 private:

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{Embedded, GeneratedImage, Recipe};
+use kiln_engine::{Embedded, GeneratedImage, Payload, Recipe};
 use kiln_image::{Encoding, Format};
 
 use crate::abi::{self, SizedStruct};
@@ -68,6 +68,29 @@ impl From<Vec<u8>> for KilnBuffer {
     }
 }
 
+/// What an image file gets besides its pixels. All zero but the size are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct KilnFileOptions {
+    /// sizeof(kiln_file_options).
+    pub size: usize,
+    /// Who signs the file (C2PA), so that two runs give different bytes; NULL: nobody.
+    pub signer: *const KilnSigner,
+    /// The invisible watermark in the file's pixels: 8 hexadecimal digits, such as "4b494c4e" for Kiln's own; NULL: none.
+    pub watermark: *const c_char,
+    /// 1 to 100, for JPEG and WebP; 0: 95 for JPEG, lossless for WebP.
+    pub quality: u8,
+    /// 1: without the recipe (prompt, seed, ...).
+    pub no_recipe: u8,
+    /// 1: without the mark that a model made the image; laws may ask for it.
+    pub no_ai_mark: u8,
+}
+
+// SAFETY: `repr(C)`, the size is first, and numbers and pointers may be zero.
+unsafe impl SizedStruct for KilnFileOptions {
+    const NAME: &'static str = "kiln_file_options";
+}
+
 /// An image with its recipe as a text for the caller.
 pub(crate) struct ResultImage {
     image: GeneratedImage,
@@ -83,11 +106,34 @@ impl From<GeneratedImage> for ResultImage {
 }
 
 impl ResultImage {
-    /// Encodes the image with this recipe; signs the file unless the signer is NULL.
-    fn encode(&self, recipe: &Recipe, format: Format, signer: *const KilnSigner) -> Result<Vec<u8>, Failure> {
-        let credentials = if signer.is_null() { None } else { Some(SIGNERS.get(signer)?) };
-        let embedded = Embedded { credentials, ..Embedded::default() };
-        Ok(recipe.encode(&self.image.image, Encoding::from(format), &embedded)?)
+    /// Encodes the image with this recipe.
+    ///
+    /// # Safety
+    /// `options` is as the header says.
+    unsafe fn encode(
+        &self,
+        recipe: &Recipe,
+        format: Format,
+        options: *const KilnFileOptions,
+    ) -> Result<Vec<u8>, Failure> {
+        let (mut encoding, mut embedded) = (Encoding::from(format), Embedded::default());
+        // SAFETY: promised by the caller.
+        if let Some(options) = unsafe { abi::read(options)? } {
+            if options.quality > 100 {
+                return Err(Failure::invalid(format!("the quality is {}, not 0 to 100", options.quality)));
+            }
+            // SAFETY: as above.
+            let watermark = unsafe { abi::name(options.watermark, "watermark")? };
+            let watermark = watermark.map(|digits| digits.parse::<Payload>()).transpose();
+            encoding.quality = Some(options.quality).filter(|quality| *quality > 0);
+            embedded.recipe = options.no_recipe == 0;
+            embedded.ai_mark = options.no_ai_mark == 0;
+            embedded.watermark = watermark.map_err(Failure::invalid)?;
+            if !options.signer.is_null() {
+                embedded.credentials = Some(SIGNERS.get(options.signer)?);
+            }
+        }
+        Ok(recipe.encode(&self.image.image, encoding, &embedded)?)
     }
 }
 
@@ -147,15 +193,15 @@ pub unsafe extern "C" fn kiln_image_png(
     buffer: *mut KilnBuffer,
 ) -> KilnStatus {
     // SAFETY: arguments as the header says.
-    unsafe { kiln_image_png_signed(images, index, std::ptr::null(), buffer) }
+    unsafe { kiln_image_png_with(images, index, std::ptr::null(), buffer) }
 }
 
-/// Like kiln_image_png, and signs the file (C2PA): two runs give different bytes. `signer`: NULL signs nothing.
+/// Like kiln_image_png, with options for the file. `options`: NULL are the defaults.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kiln_image_png_signed(
+pub unsafe extern "C" fn kiln_image_png_with(
     images: *const KilnImages,
     index: usize,
-    signer: *const KilnSigner,
+    options: *const KilnFileOptions,
     buffer: *mut KilnBuffer,
 ) -> KilnStatus {
     guard(|| {
@@ -166,7 +212,8 @@ pub unsafe extern "C" fn kiln_image_png_signed(
         unsafe { *buffer = KilnBuffer::NONE };
         let (all, index) = get(images, index)?;
         let image = &all[index];
-        let bytes = image.encode(&image.image.recipe, Format::Png, signer)?;
+        // SAFETY: the argument is as the header says.
+        let bytes = unsafe { image.encode(&image.image.recipe, Format::Png, options)? };
         // SAFETY: as above.
         unsafe { *buffer = bytes.into() };
         Ok(())
@@ -181,16 +228,16 @@ pub unsafe extern "C" fn kiln_image_save(
     path: *const c_char,
 ) -> KilnStatus {
     // SAFETY: arguments as the header says.
-    unsafe { kiln_image_save_signed(images, index, path, std::ptr::null()) }
+    unsafe { kiln_image_save_with(images, index, path, std::ptr::null()) }
 }
 
-/// Like kiln_image_save, and signs the file (C2PA). `signer`: NULL signs nothing.
+/// Like kiln_image_save, with options for the file. `options`: NULL are the defaults.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kiln_image_save_signed(
+pub unsafe extern "C" fn kiln_image_save_with(
     images: *const KilnImages,
     index: usize,
     path: *const c_char,
-    signer: *const KilnSigner,
+    options: *const KilnFileOptions,
 ) -> KilnStatus {
     guard(|| {
         // SAFETY: the argument is as the header says.
@@ -199,7 +246,8 @@ pub unsafe extern "C" fn kiln_image_save_signed(
         let (all, index) = get(images, index)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let recipe = all[index].image.recipe.clone().relative_to(folder);
-        let bytes = all[index].encode(&recipe, Format::from_path(&path)?, signer)?;
+        // SAFETY: as above.
+        let bytes = unsafe { all[index].encode(&recipe, Format::from_path(&path)?, options)? };
         Ok(kiln_image::write_file(&path, &bytes)?)
     })
 }

@@ -30,8 +30,9 @@ pub use cancel::{
 };
 pub use generate::{kiln_generate, kiln_generate_json};
 pub use images::{
-    KilnBuffer, KilnImage, KilnImages, kiln_buffer_free, kiln_image_png, kiln_image_png_signed,
-    kiln_image_save, kiln_image_save_signed, kiln_images_count, kiln_images_free, kiln_images_get,
+    KilnBuffer, KilnFileOptions, KilnImage, KilnImages, kiln_buffer_free, kiln_image_png,
+    kiln_image_png_with, kiln_image_save, kiln_image_save_with, kiln_images_count, kiln_images_free,
+    kiln_images_get,
 };
 pub use model::{KilnModel, KilnModelOptions, kiln_model_free, kiln_model_load, kiln_model_open};
 pub use request::{KilnInput, KilnLora, KilnRequest};

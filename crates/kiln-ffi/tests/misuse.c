@@ -192,17 +192,19 @@ static void signers(kiln_model *model) {
     CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
     kiln_buffer plain, signed_file;
     CHECK(kiln_image_png(images, 0, &plain) == KILN_STATUS_OK);
-    CHECK(kiln_image_png_signed(images, 0, signer, &signed_file) == KILN_STATUS_OK);
+    kiln_file_options file = {.size = sizeof file, .signer = signer};
+    CHECK(kiln_image_png_with(images, 0, &file, &signed_file) == KILN_STATUS_OK);
     /* Right behind the header. */
     CHECK(memcmp(signed_file.data + 37, "caBX", 4) == 0 && memcmp(plain.data + 37, "caBX", 4) != 0);
     CHECK(signed_file.length > plain.length + 1000);
     kiln_buffer_free(&signed_file);
-    CHECK(kiln_image_png_signed(images, 0, NULL, &signed_file) == KILN_STATUS_OK);
+    CHECK(kiln_image_png_with(images, 0, NULL, &signed_file) == KILN_STATUS_OK);
     CHECK(signed_file.length == plain.length && memcmp(signed_file.data, plain.data, plain.length) == 0);
     kiln_buffer_free(&signed_file);
     kiln_buffer_free(&plain);
-    CHECK(kiln_image_save_signed(images, 0, "signed.webp", signer) == KILN_STATUS_OK);
-    FAILS(kiln_image_save_signed(images, 0, "a.png", (kiln_signer *)images), INVALID, "this is no kiln_signer");
+    CHECK(kiln_image_save_with(images, 0, "signed.webp", &file) == KILN_STATUS_OK);
+    file.signer = (kiln_signer *)images;
+    FAILS(kiln_image_save_with(images, 0, "a.png", &file), INVALID, "this is no kiln_signer");
     kiln_buffer json;
     CHECK(kiln_verify("signed.webp", NULL, &json) == KILN_STATUS_OK);
     CHECK(json.data[0] == '{' && json.data[json.length - 1] == '}');
@@ -213,7 +215,29 @@ static void signers(kiln_model *model) {
     FAILS(kiln_verify(NULL, NULL, &json), INVALID, "the path is NULL");
     FAILS(kiln_verify("signed.webp", NULL, NULL), INVALID, "the kiln_buffer is NULL");
     CHECK(kiln_signer_free(signer) == KILN_STATUS_OK && kiln_signer_free(NULL) == KILN_STATUS_OK);
-    FAILS(kiln_image_save_signed(images, 0, "a.png", signer), INVALID, "was freed");
+    file.signer = signer;
+    FAILS(kiln_image_save_with(images, 0, "a.png", &file), INVALID, "was freed");
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+}
+
+/* Files with options. */
+static void files(kiln_model *model) {
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+    kiln_file_options file = {.size = sizeof file, .watermark = "0123abcd", .quality = 90, .no_recipe = 1};
+    CHECK(kiln_image_save_with(images, 0, "watermarked.jpg", &file) == KILN_STATUS_OK);
+    CHECK(kiln_image_save_with(images, 0, "watermarked.png", &file) == KILN_STATUS_OK);
+    CHECK(kiln_image_save_with(images, 0, "plain.png", NULL) == KILN_STATUS_OK);
+    file.no_ai_mark = 1;
+    file.watermark = NULL;
+    CHECK(kiln_image_save_with(images, 0, "bare.jpg", &file) == KILN_STATUS_OK);
+    file.watermark = "no digits";
+    FAILS(kiln_image_save_with(images, 0, "a.png", &file), INVALID, "8 hexadecimal digits");
+    file = (kiln_file_options){.size = sizeof file, .quality = 101};
+    FAILS(kiln_image_save_with(images, 0, "a.png", &file), INVALID, "the quality is 101");
+    file.size = 3;
+    FAILS(kiln_image_save_with(images, 0, "a.png", &file), INVALID, "the size of the kiln_file_options is 3");
     CHECK(kiln_images_free(images) == KILN_STATUS_OK);
 }
 
@@ -383,6 +407,7 @@ int main(int argc, char **argv) {
     other_versions(model);
     freed_handles(argv[1]);
     signers(model);
+    files(model);
     callbacks_and_cancel(model);
     inputs_and_batches(model);
     cancel_in_queue(model);

@@ -36,7 +36,9 @@ int main(int, char **argv) {
     check(images[0].seed == 7 && images.png(0).size() > 100, "seed and PNG");
     check(status_of([&] { images[1]; }) == KILN_STATUS_INVALID_ARGUMENT, "there is no second image");
     const kiln::Signer signer;
-    check(images.png(0, &signer).size() > images.png(0).size() + 1000, "a signed file is longer");
+    auto file = kiln::Images::default_options();
+    file.signer = signer.get();
+    check(images.png(0, file).size() > images.png(0).size() + 1000, "a signed file is longer");
     auto options = kiln::Signer::default_options();
     options.key = "none.pem";
     check(status_of([&] { kiln::Signer(options).get(); }) == KILN_STATUS_INVALID_ARGUMENT, "half of a key");

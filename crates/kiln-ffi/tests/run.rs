@@ -8,7 +8,9 @@ use std::process::{Command, Output};
 use std::sync::{Arc, OnceLock};
 
 use kiln_credentials::NewCredentials;
-use kiln_engine::{BatchLimit, ImageCollector, LocalFiles, Model, Plan, Request, Settings, Setup, Task};
+use kiln_engine::{
+    BatchLimit, ImageCollector, LocalFiles, Model, Plan, Request, Settings, Setup, Task, add_watermark,
+};
 use kiln_golden::{Checkpoint, testdata};
 use kiln_image::Format;
 use tempfile::TempDir;
@@ -173,6 +175,15 @@ fn misuse_is_answered_without_leaks_or_bad_accesses() {
         let signed = fs::read(folder.path().join("signed.webp")).unwrap();
         let store = kiln_image::read_manifest_store(&signed).unwrap().unwrap();
         assert!(String::from_utf8_lossy(&store).contains("A Service"));
+        let file = |name: &str| fs::read(folder.path().join(name)).unwrap();
+        let (marked, bare) = (file("watermarked.jpg"), file("bare.jpg"));
+        let mark = |file: &[u8]| file.windows(17).any(|part| part == b"DigitalSourceType");
+        assert!(mark(&marked) && !mark(&bare));
+        let pixels = |file: &[u8]| kiln_image::from_bytes("image", file).unwrap();
+        assert_ne!(pixels(&marked), pixels(&bare));
+        let mut plain = pixels(&file("plain.png"));
+        add_watermark(&mut plain, "0123abcd".parse().unwrap()).unwrap();
+        assert_eq!(pixels(&file("watermarked.png")), plain, "the bits of these digits");
     }
     for compiler in compilers(&["g++", "clang++"]) {
         let sanitized = has_sanitizers(compiler, folder.path());

@@ -83,7 +83,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         ai_mark: !args.no_ai_mark,
         aigc_label: None,
         credentials: args.sign.credentials()?,
-        watermark: args.watermark.or(settings::get().watermark),
+        watermark: args.watermark.payload(),
     };
     if check.is_some() && args.preview.take().is_some() {
         reporter.note("--preview has no effect: images are not shown before the check");

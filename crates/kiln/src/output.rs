@@ -4,6 +4,7 @@
 mod check;
 pub mod sign;
 mod template;
+mod watermark;
 
 use std::fs;
 use std::io::{self, ErrorKind, IsTerminal, Write};

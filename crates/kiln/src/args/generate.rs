@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
-use kiln_engine::{Payload, Request};
+use kiln_engine::Request;
 
 use super::size::{Aspect, parse_size};
-use super::{CheckArgs, ComponentArgs, MachineArgs, SignArgs, UpsampleArgs};
+use super::{CheckArgs, ComponentArgs, MachineArgs, SignArgs, UpsampleArgs, WatermarkArgs};
 
 #[derive(Debug, Default, Args)]
 pub struct GenerateArgs {
@@ -88,10 +88,8 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Output")]
     pub no_ai_mark: bool,
 
-    /// Watermark the image invisibly: 32 bits that survive compression, resizing and small crops; changes pixels a little.
-    /// 8 hexadecimal digits, or Kiln's own without them [default: `watermark` of the settings]
-    #[arg(long, value_name = "HEX", help_heading = "Output", num_args = 0..=1, require_equals = true, default_missing_value = Payload::KILN_TEXT)]
-    pub watermark: Option<Payload>,
+    #[command(flatten)]
+    pub watermark: WatermarkArgs,
 
     #[command(flatten)]
     pub sign: SignArgs,

@@ -19,6 +19,7 @@ mod train;
 mod upsample;
 mod upscale;
 mod verify;
+mod watermark;
 
 use std::path::PathBuf;
 
@@ -41,6 +42,7 @@ pub use train::TrainArgs;
 pub use upsample::{UpsampleArgs, UpsampleSource};
 pub use upscale::UpscaleArgs;
 pub use verify::VerifyArgs;
+pub use watermark::WatermarkArgs;
 
 use examples::*;
 

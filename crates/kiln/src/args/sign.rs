@@ -12,6 +12,10 @@ pub struct SignArgs {
     #[arg(long)]
     pub sign: bool,
 
+    /// Don't sign image files, whatever the settings say
+    #[arg(long, conflicts_with_all = ["sign", "sign_key", "sign_with", "timestamp_url", "producer"])]
+    pub no_sign: bool,
+
     /// Private key to sign with: PEM in PKCS#8 [default: that of `kiln credentials new`]
     #[arg(long, value_name = "FILE", requires = "sign_cert")]
     pub sign_key: Option<PathBuf>,

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln_engine::{LoraRef, Payload, Request};
+use kiln_engine::{LoraRef, Request};
 
-use super::{CheckArgs, ComponentArgs, GenerateArgs, MachineArgs, PreviewArg, SignArgs};
+use super::{CheckArgs, ComponentArgs, GenerateArgs, MachineArgs, PreviewArg, SignArgs, WatermarkArgs};
 
 #[derive(Debug, Args)]
 pub struct UpscaleArgs {
@@ -80,10 +80,8 @@ pub struct UpscaleArgs {
     #[arg(long, help_heading = "Output")]
     pub no_ai_mark: bool,
 
-    /// Watermark the image invisibly: 32 bits that survive compression, resizing and small crops; changes pixels a little.
-    /// 8 hexadecimal digits, or Kiln's own without them [default: `watermark` of the settings]
-    #[arg(long, value_name = "HEX", help_heading = "Output", num_args = 0..=1, require_equals = true, default_missing_value = Payload::KILN_TEXT)]
-    pub watermark: Option<Payload>,
+    #[command(flatten)]
+    pub watermark: WatermarkArgs,
 
     #[command(flatten)]
     pub sign: SignArgs,

@@ -13,6 +13,9 @@ use crate::settings;
 impl SignArgs {
     /// Opens the key and its certificate, if files are to be signed.
     pub fn credentials(&self) -> Result<Option<Arc<Credentials>>, CliError> {
+        if self.no_sign {
+            return Ok(None);
+        }
         let has_signer = self.sign_key.is_some() || self.sign_with.is_some();
         if !self.sign && !has_signer && !settings::get().sign.unwrap_or(false) {
             let options = [("--producer", &self.producer), ("--timestamp-url", &self.timestamp_url)];

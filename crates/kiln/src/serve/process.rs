@@ -11,7 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::GeneratorArgs;
 use crate::error::CliError;
-use crate::{settings, terminal};
+use crate::terminal;
 
 /// Threads that answer HTTP requests; images are generated on other threads.
 const THREADS: usize = 2;
@@ -41,7 +41,7 @@ pub fn config(args: &GeneratorArgs, folder: PathBuf, writes_files: bool) -> Resu
             ai_mark: !args.no_ai_mark,
             aigc_label: args.aigc_label.clone(),
             credentials,
-            watermark: args.watermark.or(settings::get().watermark),
+            watermark: args.watermark.payload(),
         },
         traces: args.otlp.clone().map(|endpoint| TraceConfig { endpoint, service: service_name() }),
         check: args.check.check()?,

@@ -36,6 +36,8 @@ fn files_are_signed_with_a_key_of_ones_own() {
     sandbox.generate(&["a fox", "-s", "1", "-o", "b.png"]).ok();
     assert_eq!(store(&sandbox, "b.png"), None);
     sandbox.kiln(&["config", "set", "sign", "true"]).ok();
+    sandbox.generate(&["a fox", "-s", "1", "--no-sign", "-o", "b.png"]).ok();
+    assert_eq!(store(&sandbox, "b.png"), None);
     let edit =
         sandbox.generate(&["a fox", "-s", "1", "-i", "a.png", "--producer", "A Service", "-o", "c.png"]).ok();
     let carried = if CAN_VERIFY { "are carried over" } else { "are not carried over" };

@@ -23,6 +23,8 @@ fn images_get_the_watermark_that_is_asked_for() {
     apple(&["--watermark=0123ABCD", "-o", "own.jpg", "--quality", "75"]);
     sandbox.kiln(&["config", "set", "watermark", "0123abcd"]).ok();
     apple(&["-o", "set.webp"]);
+    apple(&["--no-watermark", "-o", "without.png"]);
+    assert_eq!(sandbox.image("without.png").pixels(), sandbox.image("plain.png").pixels());
     assert!(sandbox.kiln(&["info", "plain.png"]).ok().text().contains("watermark    none"));
     assert!(sandbox.kiln(&["info", "kiln.png"]).ok().text().contains("Kiln's (32 of 32 bits)"));
     let file = std::fs::read(sandbox.path("kiln.png")).unwrap();

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
-use kiln_engine::{Payload, Settings};
+use kiln_engine::Settings;
 
 use crate::args::check::CheckArgs;
 use crate::args::machine::MachineArgs;
 use crate::args::sign::SignArgs;
+use crate::args::watermark::WatermarkArgs;
 
 /// The longest time that an option gives, in seconds: 30 days.
 pub const MAX_SECONDS: u64 = 30 * 24 * 3600;
@@ -60,10 +61,8 @@ pub struct GeneratorArgs {
     #[arg(long, help_heading = "Limits and storage")]
     pub no_ai_mark: bool,
 
-    /// Watermark all image files invisibly: 32 bits that survive compression, resizing and small crops; changes pixels a little.
-    /// 8 hexadecimal digits, or Kiln's own without them [default: `watermark` of the settings]
-    #[arg(long, value_name = "HEX", help_heading = "Limits and storage", num_args = 0..=1, require_equals = true, default_missing_value = Payload::KILN_TEXT)]
-    pub watermark: Option<Payload>,
+    #[command(flatten)]
+    pub watermark: WatermarkArgs,
 
     /// Label for the XMP of image files, as China's GB 45438 asks of services: JSON with `Label`, `ContentProducer` and the
     /// five other keys, stored as `TC260:AIGC`
