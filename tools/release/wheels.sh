@@ -69,7 +69,7 @@ build() {
     fi
     maturin build --profile dist --locked --strip --out "$out" \
         --sbom-include target/kiln.cdx.json --target "$target" \
-        ${arguments[@]+"${arguments[@]}"} ${features[@]+"${features[@]}"} -- ${extra[@]+"${extra[@]}"}
+        ${arguments[@]+"${arguments[@]}"} ${features[@]+"${features[@]}"} ${extra[@]+"${extra[@]}"}
 }
 
 # Installs a wheel into an empty environment and runs the package's tests there.
