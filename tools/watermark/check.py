@@ -10,10 +10,9 @@ import numpy
 import torch
 from PIL import Image
 
-from networks import BITS, SIDE, detail, load, luma, resize, watermark
+from networks import BITS, SIDE, detail, is_present, load, luma, resize, watermark
 
 ENOUGH = 29
-PRESENT = 8
 
 
 def tensor(image, device):
@@ -69,18 +68,19 @@ def main(checkpoint, folder):
             seen = [tensor(kind, device) for kind in kinds.values()] + [image]
             logits = reader(detail(luma(torch.cat([resize(x, SIDE) for x in seen]))))
             counts = ((logits[:, :BITS] > 0) == (bits > 0)).sum(1).tolist()
-            for kind, count, presence in zip(kinds, counts, logits[:, BITS].tolist()):
-                right.setdefault(kind, []).append(count)
-                present.setdefault(kind, []).append(presence)
-            unmarked.append(logits[-1, BITS].item())
+            is_found = is_present(logits).tolist()
+            for kind, count, found in zip(kinds, counts, is_found):
+                right.setdefault(kind, []).append(count if found else 0)
+                present.setdefault(kind, []).append(found)
+            unmarked.append(is_found[-1])
             if min(counts[:-1]) < 26:
                 print(f"{name}: {counts[:-1]} of {BITS} bits")
     print(f"{len(names)} images, {numpy.mean(decibels):.1f} dB, least {min(decibels):.1f} dB")
     for kind, counts in right.items():
         share = numpy.mean([count >= ENOUGH for count in counts])
-        found = numpy.mean([presence > PRESENT for presence in present[kind]])
+        found = numpy.mean(present[kind])
         print(f"{kind:14s} {ENOUGH} bits and more in {share:.2%}, least {min(counts)}; found in {found:.2%}")
-    print(f"unmarked: presence at most {max(unmarked):.2f}, found in {numpy.mean(numpy.array(unmarked) > PRESENT):.2%}")
+    print(f"unmarked: found in {numpy.mean(unmarked):.2%}")
 
 
 if __name__ == "__main__":

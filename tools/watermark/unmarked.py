@@ -9,8 +9,7 @@ import numpy
 import torch
 from PIL import Image
 
-from check import PRESENT
-from networks import BITS, SIDE, detail, load, luma
+from networks import BITS, SIDE, detail, is_present, load, luma
 
 # Of each file at once.
 PARTS = 50
@@ -36,18 +35,20 @@ def main(checkpoint, folder, count=100_000):
     reader = load(checkpoint, device)[1]
     names = sorted(os.listdir(folder))
     jobs = [(f"{folder}/{names[i % len(names)]}", i) for i in range(int(count) // PARTS)]
-    presence = []
+    presence, certainty, found = [], [], 0
     with ThreadPoolExecutor() as threads:
         # A few files ahead at a time: all at once would not fit the memory.
         for start in range(0, len(jobs), 64):
             for images in threads.map(lambda job: parts(*job), jobs[start : start + 64]):
                 logits = reader(detail(luma(images.to(device).float() / 255)))
                 presence += logits[:, BITS].tolist()
-            found = sum(p > PRESENT for p in presence)
-            print(f"{len(presence)} parts: {found} taken for marked, presence at most {max(presence):.2f}", flush=True)
-    presence.sort(reverse=True)
-    tail = [f"{presence[len(presence) // n]:.2f} of one in {n}" for n in (10, 100, 1000, 10_000) if n < len(presence)]
-    print("exceeded: " + ", ".join(tail))
+                certainty += logits[:, :BITS].abs().mean(1).tolist()
+                found += is_present(logits).sum().item()
+            print(f"{len(presence)} parts: {found} taken for marked", flush=True)
+    for name, values in ("presence", presence), ("certainty", certainty):
+        values.sort(reverse=True)
+        tail = [f"{values[len(values) // n]:.2f} of one in {n}" for n in (10, 100, 1000, 10_000) if n < len(values)]
+        print(f"{name}: at most {values[0]:.2f}; exceeded: " + ", ".join(tail))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ pub struct WatermarkOrigin {
     pub bits: String,
     /// Whose they are, such as `Kiln`, if they are known. Up to three of Kiln's may be wrong.
     pub owner: Option<&'static str>,
-    /// How sure its reader is: above 8, or above 0.75 for those of other programs.
+    /// How sure its reader is: above 4, or above 0.75 for those of other programs.
     pub certainty: f32,
     /// All of it in a line.
     #[serde(skip)]

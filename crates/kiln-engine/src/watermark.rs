@@ -31,8 +31,10 @@ const COARSE: usize = 33;
 const PER_LEVEL: f32 = 8.0 / 255.0;
 /// How far a pattern may go from its own deviation.
 const PEAK: f32 = 2.5;
-/// An image has a watermark if the reader is as sure as this.
+/// An image has a watermark if the reader is as sure as this that there is one, and on average as sure of its bits. Tiled
+/// textures alone may look like one; their bits don't.
 const PRESENT: f32 = 8.0;
+const CERTAIN: f32 = 4.0;
 /// Bits of a known payload that must be right.
 const RIGHT_BITS: u32 = 29;
 
@@ -80,7 +82,7 @@ pub enum FoundWatermark {
     Own {
         /// Its bits; after much compression a few may be wrong.
         payload: Payload,
-        /// How sure the reader is that there is one: above 8.
+        /// How sure the reader is of the bits, the mean of their logits: above 4.
         certainty: f32,
     },
     /// One of another program, by `dwtDct` of `invisible-watermark`.
@@ -206,8 +208,9 @@ fn read_own(image: &RgbImage) -> Result<Option<FoundWatermark>> {
     let levels = small_luma(image, WATERMARK_SIDE as u32);
     let logits = Networks::with(|n| Ok(n.reader.read(&n.backend, &detail(&levels))?))?;
     let payload = Payload(logits.bits.iter().fold(0, |bits, logit| bits << 1 | u32::from(*logit > 0.0)));
-    let found = FoundWatermark::Own { payload, certainty: logits.presence };
-    Ok((logits.presence > PRESENT).then_some(found))
+    let certainty = logits.bits.iter().map(|logit| logit.abs()).sum::<f32>() / WATERMARK_BITS as f32;
+    let found = FoundWatermark::Own { payload, certainty };
+    Ok((logits.presence > PRESENT && certainty > CERTAIN).then_some(found))
 }
 
 fn read_other(image: &RgbImage) -> Option<FoundWatermark> {

@@ -80,7 +80,7 @@ pub(crate) struct WatermarkView {
     bits: String,
     /// Whose they are, such as `Kiln`, if they are known. Up to three of Kiln's may be wrong.
     owner: Option<&'static str>,
-    /// How sure its reader is: above 8, or above 0.75 for those of other programs.
+    /// How sure its reader is: above 4, or above 0.75 for those of other programs.
     certainty: f32,
 }
 
