@@ -1,0 +1,184 @@
+//! The adapters of this machine: what they offer, and why one can't be used.
+
+use wgpu::{Backend, DeviceType, Features, Limits};
+
+use super::resolve;
+use crate::error::{Error, Result};
+use crate::options::Options;
+
+/// An interface to a GPU's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// Vulkan: Linux, Windows, Android.
+    Vulkan,
+    /// Metal: macOS.
+    Metal,
+    /// DirectX 12: Windows.
+    Dx12,
+}
+
+impl Api {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Api::Vulkan => "Vulkan",
+            Api::Metal => "Metal",
+            Api::Dx12 => "DirectX 12",
+        }
+    }
+
+    fn of(backend: Backend) -> Option<Api> {
+        match backend {
+            Backend::Vulkan => Some(Api::Vulkan),
+            Backend::Metal => Some(Api::Metal),
+            Backend::Dx12 => Some(Api::Dx12),
+            _ => None,
+        }
+    }
+}
+
+/// Where an adapter's processor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AdapterKind {
+    /// A GPU with its own memory.
+    Discrete,
+    /// A GPU that shares the CPU's memory.
+    Integrated,
+    /// A GPU of a virtual machine.
+    Virtual,
+    /// A driver that does not say.
+    Other,
+    /// A driver that computes on the CPU.
+    Cpu,
+}
+
+impl AdapterKind {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            AdapterKind::Discrete => "discrete GPU",
+            AdapterKind::Integrated => "integrated GPU",
+            AdapterKind::Virtual => "virtual GPU",
+            AdapterKind::Other => "unknown kind",
+            AdapterKind::Cpu => "CPU",
+        }
+    }
+
+    fn of(kind: DeviceType) -> AdapterKind {
+        match kind {
+            DeviceType::DiscreteGpu => AdapterKind::Discrete,
+            DeviceType::IntegratedGpu => AdapterKind::Integrated,
+            DeviceType::VirtualGpu => AdapterKind::Virtual,
+            DeviceType::Cpu => AdapterKind::Cpu,
+            DeviceType::Other => AdapterKind::Other,
+        }
+    }
+}
+
+/// An adapter: a GPU through one interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name.
+    pub name: String,
+    /// The interface.
+    pub api: Api,
+    /// Where its processor is.
+    pub kind: AdapterKind,
+    /// The driver and its version.
+    pub driver: String,
+    /// The largest buffer, in bytes.
+    pub max_buffer: u64,
+    /// The largest part of a buffer that a kernel can see, in bytes.
+    pub max_binding: u64,
+    /// Memory that the invocations of a workgroup share, in bytes.
+    pub workgroup_memory: u32,
+    /// Invocations of a workgroup.
+    pub workgroup_size: u32,
+    /// Smallest and largest subgroup.
+    pub subgroup_sizes: [u32; 2],
+    /// Whether shaders have f16.
+    pub has_f16: bool,
+    /// The cooperative matrices: rows, columns and inner size, types of operands and sums.
+    pub cooperative_matrices: Vec<String>,
+    /// Why it can't be used; `None` if it can.
+    pub unusable: Option<String>,
+}
+
+/// Lists the adapters of this machine: discrete GPUs first, drivers that compute on the CPU last.
+pub fn adapters() -> Vec<Adapter> {
+    enumerate().iter().map(|(_, adapter)| adapter.clone()).collect()
+}
+
+/// Returns the adapter that `options` name.
+pub(super) fn choose(options: &Options) -> Result<(wgpu::Adapter, Adapter)> {
+    let all = enumerate();
+    let count = all.len();
+    let mut matching: Vec<_> =
+        all.into_iter().filter(|(_, adapter)| options.api.is_none_or(|api| adapter.api == api)).collect();
+    if options.number >= matching.len() {
+        let found = match (matching.len(), count) {
+            (_, 0) => "no GPU driver was found".into(),
+            (0, _) => format!("none of the {count} adapters has this interface"),
+            (1, _) => "there is one, number 0".into(),
+            (n, _) => format!("there are {n}, from number 0"),
+        };
+        return Err(Error::NoAdapter { number: options.number, api: options.api, found });
+    }
+    let (handle, adapter) = matching.swap_remove(options.number);
+    match &adapter.unusable {
+        Some(reason) => Err(Error::Unsuitable { name: adapter.name, reason: reason.clone() }),
+        None => Ok((handle, adapter)),
+    }
+}
+
+fn enumerate() -> Vec<(wgpu::Adapter, Adapter)> {
+    let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = backends;
+    // Validation layers of the driver are for wgpu's own developers: its checks of every call remain.
+    descriptor.flags = wgpu::InstanceFlags::empty();
+    let instance = wgpu::Instance::new(descriptor);
+    let mut all: Vec<_> = resolve(instance.enumerate_adapters(backends))
+        .into_iter()
+        .filter_map(|handle| describe(&handle).map(|adapter| (handle, adapter)))
+        .collect();
+    // Stable: adapters of one kind keep the driver's order.
+    all.sort_by_key(|(_, adapter)| adapter.kind);
+    all
+}
+
+fn describe(handle: &wgpu::Adapter) -> Option<Adapter> {
+    let (info, limits, features) = (handle.get_info(), handle.limits(), handle.features());
+    let matrices = handle.cooperative_matrix_properties();
+    Some(Adapter {
+        name: info.name,
+        api: Api::of(info.backend)?,
+        kind: AdapterKind::of(info.device_type),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        max_buffer: limits.max_buffer_size,
+        max_binding: limits.max_storage_buffer_binding_size,
+        workgroup_memory: limits.max_compute_workgroup_storage_size,
+        workgroup_size: limits.max_compute_invocations_per_workgroup,
+        subgroup_sizes: [info.subgroup_min_size, info.subgroup_max_size],
+        has_f16: features.contains(Features::SHADER_F16),
+        cooperative_matrices: matrices.iter().map(|matrix| format!("{matrix:?}")).collect(),
+        unusable: missing(&limits),
+    })
+}
+
+/// What an adapter lacks of the limits that the kernels need: those that WebGPU guarantees.
+pub(super) fn missing(limits: &Limits) -> Option<String> {
+    let needed = Limits::defaults();
+    let lacks = |what: &str, found: u64, needed: u64| {
+        (found < needed).then(|| format!("it has {found} {what}, Kiln needs {needed}"))
+    };
+    let all: [(&str, fn(&Limits) -> u64); 6] = [
+        ("storage buffers per kernel", |l| l.max_storage_buffers_per_shader_stage.into()),
+        ("bytes of workgroup memory", |l| l.max_compute_workgroup_storage_size.into()),
+        ("invocations per workgroup", |l| l.max_compute_invocations_per_workgroup.into()),
+        ("invocations per workgroup in x", |l| l.max_compute_workgroup_size_x.into()),
+        ("workgroups per dimension", |l| l.max_compute_workgroups_per_dimension.into()),
+        ("bytes per binding", |l| l.max_storage_buffer_binding_size),
+    ];
+    all.iter().find_map(|(what, of)| lacks(what, of(limits), of(&needed)))
+}
