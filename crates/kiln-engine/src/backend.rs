@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Field, Hint, Result};
 use crate::hint;
 use crate::machine;
 use crate::model::Model;
-use crate::settings::{Device, Precision, Settings};
+use crate::settings::{Device, GpuApi, Precision, Settings};
 
 fn use_the_cpu() -> Hint {
     hint!["to compute on the CPU, use ", Field::Device.to("cpu"), " or leave out ", Field::Device]
@@ -20,6 +20,8 @@ fn use_the_cpu() -> Hint {
 type Cpu = TimedBackend<CpuBackend>;
 #[cfg(feature = "cuda")]
 type Cuda = TimedBackend<kiln_cuda::CudaBackend>;
+#[cfg(feature = "wgpu")]
+type Wgpu = TimedBackend<kiln_wgpu::WgpuBackend>;
 
 /// One of the backends. Clones share its device.
 #[derive(Clone)]
@@ -27,6 +29,8 @@ pub(crate) enum AnyBackend {
     Cpu(Cpu),
     #[cfg(feature = "cuda")]
     Cuda(Box<Cuda>),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Box<Wgpu>),
 }
 
 /// Code that is generic over the backend.
@@ -125,6 +129,15 @@ impl<B> DeviceInfo<B> {
 
 /// Trains on the backend that `settings` name; `auto` is the CPU.
 pub fn with_training_backend<V: TrainingVisitor>(settings: &Settings, visitor: V) -> Result<V::Output> {
+    if let Device::Wgpu(..) = settings.device {
+        let what = format!("training is not available on {}", settings.device);
+        return Err(Error::refused(ErrorKind::Device, what).with_hint(hint![
+            "train with ",
+            Field::Device.to("cuda"),
+            " or ",
+            Field::Device.to("cpu")
+        ]));
+    }
     Ok(AnyBackend::new(settings)?.accept_training(visitor))
 }
 
@@ -147,6 +160,33 @@ fn cuda_info(backend: &Cuda, device: String, threads: usize) -> DeviceInfo<Cuda>
     DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, has_nvfp4, hooks }
 }
 
+#[cfg(feature = "wgpu")]
+fn wgpu_info(backend: &Wgpu, device: String, threads: usize) -> DeviceInfo<Wgpu> {
+    let hooks = DeviceHooks {
+        free_memory: |b: &Wgpu| Some(wgpu_memory(b)),
+        counters: |b: &Wgpu| Counters { graph_replays: 0, peak_memory: b.inner().memory_peak() as u64 },
+        release_memory: |b: &Wgpu| b.inner().release_memory(),
+        timer: Wgpu::timer,
+        take_notes: |_| Vec::new(),
+        any: |b: &Wgpu| AnyBackend::Wgpu(Box::new(b.clone())),
+    };
+    let vram = Some(wgpu_memory(backend));
+    let (has_fp8, has_nvfp4) = (false, false);
+    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, has_nvfp4, hooks }
+}
+
+/// Bytes that an adapter can still hold: what a limit allows, the machine's memory where the GPU shares it, and otherwise more than
+/// any has. No interface tells how much memory of a GPU is free: a model that does not fit is an error that names the limit.
+#[cfg(feature = "wgpu")]
+fn wgpu_memory(backend: &Wgpu) -> u64 {
+    use kiln_wgpu::AdapterKind;
+    const UNKNOWN: u64 = 1 << 40;
+    let backend = backend.inner();
+    let shares = matches!(backend.adapter().kind, AdapterKind::Integrated | AdapterKind::Cpu);
+    let machine = if shares { machine::memory_limit() } else { None };
+    backend.memory_free().map(|bytes| bytes as u64).or(machine).unwrap_or(UNKNOWN)
+}
+
 fn cpu_info(backend: &Cpu, device: String, threads: usize) -> DeviceInfo<Cpu> {
     let hooks = DeviceHooks {
         free_memory: |_| machine::memory_limit(),
@@ -167,14 +207,17 @@ pub fn with_backend<V: BackendVisitor>(settings: &Settings, visitor: V) -> Resul
 }
 
 impl AnyBackend {
-    /// Chooses the backend for a model. `auto` takes a GPU if the model runs with its free bytes of memory, as `fits` says
-    /// with the reason if not, or any GPU if a memory limit is set. The note says why a GPU or a limit is not used.
+    /// Chooses the backend for a model. `auto` takes an NVIDIA GPU if the model runs with its free bytes of memory, as `fits`
+    /// says with the reason if not, or any GPU if a memory limit is set; then a discrete GPU through wgpu. The note says why a GPU or a limit is not used.
     pub fn for_model(
         settings: &Settings,
         fits: impl Fn(u64) -> Result<(), String>,
     ) -> Result<(AnyBackend, Option<String>)> {
         let (gpu, note) = match settings.device {
-            Device::Auto => find_gpu(fits, settings),
+            Device::Auto => match find_cuda(&fits, settings) {
+                (None, note) => find_adapter(&fits, settings, note),
+                found => found,
+            },
             _ => (None, None),
         };
         let chosen = gpu.map_or_else(|| AnyBackend::new(settings), Ok)?;
@@ -191,6 +234,7 @@ impl AnyBackend {
                 Ok(AnyBackend::Cpu(TimedBackend::paused(CpuBackend::new(options)?)))
             }
             Device::Cuda(number) => cuda(number, settings),
+            Device::Wgpu(api, number) => wgpu(api, number, settings),
         }
     }
 
@@ -212,6 +256,11 @@ impl AnyBackend {
                 let info = cuda_info(&backend, device, threads);
                 visitor.visit(*backend, info)
             }
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(backend) => {
+                let info = wgpu_info(&backend, device, threads);
+                visitor.visit(*backend, info)
+            }
         }
     }
 
@@ -221,6 +270,8 @@ impl AnyBackend {
             AnyBackend::Cpu(_) => "cpu".into(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => format!("cuda:{}", backend.inner().gpu().ordinal),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(backend) => format!("wgpu:{}", backend.inner().adapter().number),
         }
     }
 
@@ -230,6 +281,8 @@ impl AnyBackend {
             AnyBackend::Cpu(backend) => backend.name(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => backend.name(),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(backend) => backend.name(),
         }
     }
 
@@ -240,6 +293,8 @@ impl AnyBackend {
             AnyBackend::Cpu(backend) => cpu_default_dtype(backend.inner().isa(), weights),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => DType::BF16,
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => DType::BF16,
         }
     }
 
@@ -249,6 +304,8 @@ impl AnyBackend {
             AnyBackend::Cpu(_) => false,
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => backend.inner().gpu().has_fp8(),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => false,
         }
     }
 
@@ -258,6 +315,8 @@ impl AnyBackend {
             AnyBackend::Cpu(_) => false,
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => backend.inner().has_nvfp4(),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => false,
         }
     }
 
@@ -267,6 +326,8 @@ impl AnyBackend {
             AnyBackend::Cpu(backend) => backend.inner().threads(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => std::thread::available_parallelism().map_or(1, usize::from),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => std::thread::available_parallelism().map_or(1, usize::from),
         }
     }
 
@@ -276,6 +337,8 @@ impl AnyBackend {
             AnyBackend::Cpu(backend) => backend.inner().repacks_int8(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => false,
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => false,
         }
     }
 
@@ -285,6 +348,8 @@ impl AnyBackend {
             AnyBackend::Cpu(_) => machine::memory_limit(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => self.vram(),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => self.vram(),
         }
     }
 
@@ -294,6 +359,8 @@ impl AnyBackend {
             AnyBackend::Cpu(_) => None,
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => backend.inner().memory_free().ok().map(|bytes| bytes as u64),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(backend) => Some(wgpu_memory(backend)),
         }
     }
 }
@@ -348,9 +415,68 @@ fn cuda(_: usize, _: &Settings) -> Result<AnyBackend> {
     Err(Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu()))
 }
 
-/// Returns the first GPU if the model runs with its free memory; else a note that says why not, if there is a GPU.
+/// Creates the backend for the adapter with this number.
+#[cfg(feature = "wgpu")]
+fn wgpu(api: Option<GpuApi>, number: usize, settings: &Settings) -> Result<AnyBackend> {
+    let api = api.map(|api| match api {
+        GpuApi::Vulkan => kiln_wgpu::Api::Vulkan,
+        GpuApi::Metal => kiln_wgpu::Api::Metal,
+        GpuApi::Dx12 => kiln_wgpu::Api::Dx12,
+    });
+    let memory_limit = settings.vram_limit.and_then(|bytes| usize::try_from(bytes).ok());
+    let options = kiln_wgpu::Options { api, number, memory_limit, ..Default::default() };
+    kiln_wgpu::WgpuBackend::new(&options)
+        .map(|backend| AnyBackend::Wgpu(Box::new(TimedBackend::paused(backend))))
+        .map_err(|e| {
+            let what = format!("can't use {}: {e}", settings.device);
+            Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu())
+        })
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu(_: Option<GpuApi>, _: usize, _: &Settings) -> Result<AnyBackend> {
+    let what = "this build of Kiln has no backend for Vulkan, Metal and DirectX";
+    Err(Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu()))
+}
+
+/// Returns the first discrete GPU that is used through Vulkan, Metal or DirectX; else `note`.
+#[cfg(feature = "wgpu")]
+fn find_adapter(
+    fits: impl Fn(u64) -> Result<(), String>,
+    settings: &Settings,
+    note: Option<String>,
+) -> (Option<AnyBackend>, Option<String>) {
+    // Drivers are not loaded where there is no GPU. One that CUDA could not use has a note, which says what to do.
+    if note.is_some() || !kiln_wgpu::may_have_gpu() {
+        return (None, note);
+    }
+    let is_usable = |adapter: &kiln_wgpu::Adapter| {
+        adapter.kind == kiln_wgpu::AdapterKind::Discrete && adapter.unusable.is_none()
+    };
+    let Some(adapter) = kiln_wgpu::adapters().into_iter().find(is_usable) else { return (None, None) };
+    match wgpu(None, adapter.number, settings) {
+        Ok(backend) => match fits(backend.vram().unwrap_or(0)) {
+            Err(why) if settings.vram_limit.is_none() => {
+                (None, Some(format!("the GPU is not used: {why} ({})", adapter.name)))
+            }
+            _ => (Some(backend), None),
+        },
+        Err(e) => (None, Some(format!("the GPU is not used: {e}"))),
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn find_adapter(
+    _: impl Fn(u64) -> Result<(), String>,
+    _: &Settings,
+    note: Option<String>,
+) -> (Option<AnyBackend>, Option<String>) {
+    (None, note)
+}
+
+/// Returns the first NVIDIA GPU if the model runs with its free memory; else a note that says why not, if there is one.
 #[cfg(feature = "cuda")]
-fn find_gpu(
+fn find_cuda(
     fits: impl Fn(u64) -> Result<(), String>,
     settings: &Settings,
 ) -> (Option<AnyBackend>, Option<String>) {
@@ -377,6 +503,6 @@ fn find_gpu(
 }
 
 #[cfg(not(feature = "cuda"))]
-fn find_gpu(_: impl Fn(u64) -> Result<(), String>, _: &Settings) -> (Option<AnyBackend>, Option<String>) {
+fn find_cuda(_: impl Fn(u64) -> Result<(), String>, _: &Settings) -> (Option<AnyBackend>, Option<String>) {
     (None, None)
 }

@@ -100,6 +100,70 @@ pub fn probe_gpus() -> GpuProbe {
     GpuProbe::default()
 }
 
+/// A GPU, or a driver that computes on the CPU, which Vulkan, Metal or DirectX offers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterInfo {
+    /// Its name for `--device`.
+    pub device: String,
+    /// Its name, kind, interface and driver.
+    pub description: String,
+    /// What it offers: limits and optional features.
+    pub offers: String,
+    /// Whether `auto` may take it, and why if not.
+    pub used: String,
+}
+
+/// Lists the adapters; `None` if this build has no backend for them.
+#[cfg(feature = "wgpu")]
+pub fn probe_adapters() -> Option<Vec<AdapterInfo>> {
+    use crate::memory::HumanBytes;
+    use kiln_wgpu::AdapterKind;
+
+    let info = |adapter: kiln_wgpu::Adapter| {
+        let [smallest, largest] = adapter.subgroup_sizes;
+        let subgroups =
+            if smallest == largest { smallest.to_string() } else { format!("{smallest} to {largest}") };
+        let mut offers = format!(
+            "buffers of {}, bindings of {}, {} of workgroup memory, {} invocations, subgroups of {subgroups}",
+            HumanBytes(adapter.max_buffer),
+            HumanBytes(adapter.max_binding),
+            HumanBytes(adapter.workgroup_memory.into()),
+            adapter.workgroup_size,
+        );
+        if adapter.has_f16 {
+            offers += ", f16";
+        }
+        if !adapter.cooperative_matrices.is_empty() {
+            offers += &format!(", {} kinds of cooperative matrices", adapter.cooperative_matrices.len());
+        }
+        let used = match (&adapter.unusable, adapter.kind) {
+            (Some(reason), _) => format!("not used: {reason}"),
+            (None, AdapterKind::Discrete) => "used by --device, and by auto where CUDA is not".into(),
+            (None, AdapterKind::Cpu) => "used by --device alone: the CPU backend is faster".into(),
+            (None, _) => "used by --device alone: it may be slower than the CPU".into(),
+        };
+        AdapterInfo {
+            device: format!("wgpu:{}", adapter.number),
+            description: format!(
+                "{}, {}, {}, {}",
+                adapter.name,
+                adapter.kind.name(),
+                adapter.api.name(),
+                adapter.driver
+            ),
+            offers,
+            used,
+        }
+    };
+    Some(kiln_wgpu::adapters().into_iter().map(info).collect())
+}
+
+/// Lists the adapters; this build has no backend for them.
+#[cfg(not(feature = "wgpu"))]
+pub fn probe_adapters() -> Option<Vec<AdapterInfo>> {
+    None
+}
+
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;

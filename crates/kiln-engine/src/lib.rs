@@ -90,7 +90,7 @@ pub use engine::{Engine, EngineInfo, Task};
 pub use error::{
     Error, ErrorKind, Explain, Field, FieldGroup, FieldNames, Hint, MissingComponent, Piece, Result, Text,
 };
-pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
+pub use gpus::{AdapterInfo, GpuInfo, GpuProbe, probe_adapters, probe_gpus};
 pub use image_collector::ImageCollector;
 pub use inputs::{InputImage, InputResolver, InputTensors, LocalFiles, read_image_bytes};
 pub use kiln_nn::{Event, StepEnd, StepReply};
@@ -116,7 +116,7 @@ pub use residency::{WeightBytes, WeightResidency, plan_residency};
 #[cfg(feature = "schema")]
 pub use schema::json_fields;
 pub use session::{LoadedEngine, Session};
-pub use settings::{CudaGraphs, CudaKernels, Device, Isa, Precision, Settings};
+pub use settings::{CudaGraphs, CudaKernels, Device, GpuApi, Isa, Precision, Settings};
 pub use setup::Setup;
 pub use shared_device::SharedDevice;
 pub use sink::{GeneratedImage, Sink};

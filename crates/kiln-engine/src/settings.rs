@@ -1,5 +1,6 @@
 //! Which hardware to use, and how.
 
+use std::fmt;
 use std::path::PathBuf;
 
 pub use kiln_cpu::Isa;
@@ -49,19 +50,56 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU with this number.
     Cuda(usize),
+    /// Any GPU: the adapter with this number among those of an interface, or among all.
+    Wgpu(Option<GpuApi>, usize),
+}
+
+/// An interface to a GPU's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuApi {
+    /// Vulkan.
+    Vulkan,
+    /// Metal.
+    Metal,
+    /// DirectX 12.
+    Dx12,
 }
 
 impl Device {
-    /// Parses `auto`, `cpu`, `cuda` or `cuda:N`.
+    /// What [`Device::parse`] takes.
+    pub const NAMES: &str = "auto, cpu, cuda or cuda:N, wgpu, vulkan, metal or dx12, with :N, too";
+
+    /// Parses `auto`, `cpu`, or the name of a kind of GPU, with a number or without: `cuda`, `cuda:1`, `vulkan:0`.
     pub fn parse(text: &str) -> Result<Device, String> {
-        let number = |n: &str| n.parse().map(Device::Cuda);
-        match (text, text.strip_prefix("cuda:").map(number)) {
-            ("auto", _) => Ok(Device::Auto),
-            ("cpu", _) => Ok(Device::Cpu),
-            ("cuda", _) => Ok(Device::Cuda(0)),
-            (_, Some(Ok(device))) => Ok(device),
-            _ => Err("expected auto, cpu, cuda or cuda:N".into()),
+        let (kind, number) = match text.split_once(':') {
+            Some((kind, number)) => (kind, number.parse().ok()),
+            None => (text, Some(0)),
+        };
+        match (text, kind, number) {
+            ("auto", ..) => Ok(Device::Auto),
+            ("cpu", ..) => Ok(Device::Cpu),
+            (_, "cuda", Some(number)) => Ok(Device::Cuda(number)),
+            (_, "wgpu", Some(number)) => Ok(Device::Wgpu(None, number)),
+            (_, "vulkan", Some(number)) => Ok(Device::Wgpu(Some(GpuApi::Vulkan), number)),
+            (_, "metal", Some(number)) => Ok(Device::Wgpu(Some(GpuApi::Metal), number)),
+            (_, "dx12", Some(number)) => Ok(Device::Wgpu(Some(GpuApi::Dx12), number)),
+            _ => Err(format!("expected {}", Device::NAMES)),
         }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, number) = match self {
+            Device::Auto => return f.write_str("auto"),
+            Device::Cpu => return f.write_str("cpu"),
+            Device::Cuda(number) => ("cuda", number),
+            Device::Wgpu(None, number) => ("wgpu", number),
+            Device::Wgpu(Some(GpuApi::Vulkan), number) => ("vulkan", number),
+            Device::Wgpu(Some(GpuApi::Metal), number) => ("metal", number),
+            Device::Wgpu(Some(GpuApi::Dx12), number) => ("dx12", number),
+        };
+        write!(f, "{kind}:{number}")
     }
 }
 
@@ -176,7 +214,12 @@ mod tests {
         assert_eq!(Device::parse("cuda"), Ok(Device::Cuda(0)));
         assert_eq!(Device::parse("cuda:3"), Ok(Device::Cuda(3)));
         assert_eq!(Device::parse("auto"), Ok(Device::Auto));
-        for wrong in ["", "gpu", "cuda:", "cuda:x", "CPU"] {
+        assert_eq!(Device::parse("vulkan"), Ok(Device::Wgpu(Some(GpuApi::Vulkan), 0)));
+        assert_eq!(Device::parse("wgpu:1"), Ok(Device::Wgpu(None, 1)));
+        for text in ["auto", "cpu", "cuda:2", "wgpu:0", "vulkan:1", "metal:0", "dx12:3"] {
+            assert_eq!(Device::parse(text).map(|device| device.to_string()), Ok(text.to_owned()));
+        }
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "CPU", "cpu:0", "vulkan:-1"] {
             assert!(Device::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -473,7 +473,7 @@ typedef struct {
      */
     size_t size;
     /**
-     * "auto", "cpu", "cuda" or "cuda:N"; NULL: auto.
+     * "auto", "cpu", "cuda" or "cuda:N", or "wgpu", "vulkan", "metal" or "dx12", with ":N", too; NULL: auto.
      */
     const char *device;
     /**

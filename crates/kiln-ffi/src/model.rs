@@ -29,7 +29,7 @@ pub struct KilnModel(());
 pub struct KilnModelOptions {
     /// sizeof(kiln_model_options).
     pub size: usize,
-    /// "auto", "cpu", "cuda" or "cuda:N"; NULL: auto.
+    /// "auto", "cpu", "cuda" or "cuda:N", or "wgpu", "vulkan", "metal" or "dx12", with ":N", too; NULL: auto.
     pub device: *const c_char,
     /// "auto", "f32", "bf16", "int8" or "fp8"; NULL: auto.
     pub dtype: *const c_char,

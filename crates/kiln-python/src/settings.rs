@@ -17,7 +17,7 @@ pub(crate) fn read(
     let invalid = |name: &str, found: &str, expected: &str| {
         errors::request(py, format!("{name} must be {expected}, found {found:?}"))
     };
-    let device = Device::parse(device).map_err(|_| invalid("device", device, "auto, cpu, cuda or cuda:N"))?;
+    let device = Device::parse(device).map_err(|_| invalid("device", device, Device::NAMES))?;
     let precision = match dtype {
         "auto" => Precision::Auto,
         "f32" | "float32" => Precision::F32,

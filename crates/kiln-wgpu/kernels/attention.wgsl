@@ -18,7 +18,7 @@ const MASKED = -1e30;
 // The scores of a block of keys, then their exponentials.
 var<workgroup> scores: array<f32, QUERIES * 33u>;
 // A slice of 16 columns of queries and one of keys; later one of 32 columns of values.
-var<workgroup> tile: array<f32, (QUERIES + 32u) * 17u>;
+var<workgroup> tile: array<f32, max((QUERIES + 32u) * 17u, 32u * 33u)>;
 var<workgroup> row_max: array<f32, QUERIES>;
 var<workgroup> row_sum: array<f32, QUERIES>;
 var<workgroup> row_factor: array<f32, QUERIES>;

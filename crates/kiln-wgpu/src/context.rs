@@ -8,9 +8,9 @@ use wgpu::{BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, 
 
 use crate::device::{DeviceBuffer, DeviceMemory, Fault, Gpu};
 use crate::error;
-use crate::kernels::{Kernel, Pipelines, Value, WORKGROUP};
+use crate::kernels::{Kernel, PARAMS_BYTES, Pipelines, Value, WORKGROUP};
 use crate::options::Options;
-use crate::queue::{PARAMS_BYTES, Queue};
+use crate::queue::Queue;
 
 /// Workgroups of a dispatch in x; further ones go to y. Kernels number them `x + y · GROUPS_IN_X`.
 const GROUPS_IN_X: usize = 32_768;
@@ -74,7 +74,7 @@ impl Context {
         let gpu = Gpu::open(options)?;
         let memory = DeviceMemory::new(&gpu, options.memory_limit);
         let queue = Queue::new(&gpu);
-        let name = format!("{} ({})", gpu.adapter.name, gpu.adapter.api.name());
+        let name = format!("wgpu ({}, {})", gpu.adapter.name, gpu.adapter.api.name());
         Ok(Context(Arc::new(Shared { gpu, name, memory, queue, pipelines: Pipelines::default() })))
     }
 

@@ -1,4 +1,4 @@
-use crate::device::Api;
+use crate::api::Api;
 
 /// Why an adapter can't be used.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]

@@ -21,6 +21,7 @@
 //! need no more than WebGPU guarantees: 16 KiB of workgroup memory, 256 invocations, bindings of 128 MiB, no subgroups and no f16.
 #![forbid(unsafe_code)]
 
+mod api;
 mod backend;
 mod context;
 mod device;
@@ -32,8 +33,9 @@ mod queue;
 mod tensor;
 mod weight;
 
+pub use api::Api;
 pub use backend::WgpuBackend;
-pub use device::{Adapter, AdapterKind, Api, adapters};
+pub use device::{Adapter, AdapterKind, adapters, may_have_gpu};
 pub use error::{Error, Result};
 pub use options::Options;
 pub use tensor::WgpuTensor;

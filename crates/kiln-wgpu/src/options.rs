@@ -1,4 +1,4 @@
-use crate::device::Api;
+use crate::api::Api;
 
 /// Settings of a [`WgpuBackend`](crate::WgpuBackend).
 #[derive(Clone, Debug, Default)]

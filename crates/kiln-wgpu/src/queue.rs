@@ -10,10 +10,7 @@ use kiln_base::lock;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoder, Device, PollType, SubmissionIndex};
 
 use crate::device::{AdapterKind, Gpu};
-use crate::kernels::Pipeline;
-
-/// Bytes of the parameters of a dispatch: every device allows offsets that are multiples of this.
-pub(crate) const PARAMS_BYTES: usize = 256;
+use crate::kernels::{PARAMS_BYTES, Pipeline};
 
 /// Dispatches of a submission.
 const MAX_DISPATCHES: usize = 128;

@@ -48,6 +48,7 @@ fn machine() -> Properties {
     };
     properties
         .with_group("cuda", cuda())
+        .with_group("wgpu", wgpu())
         .with_group("folders", folders())
         .with_group("kept", text_cache())
         .with("models", models::folders().names())
@@ -85,6 +86,21 @@ fn cuda() -> Properties {
         properties = properties.with(*library, state.as_str());
     }
     properties.with("used", if gpus.usable { "yes, for models that fit" } else { "no, using the CPU" })
+}
+
+/// Describes the adapters of Vulkan, Metal and DirectX.
+fn wgpu() -> Properties {
+    let properties = Properties::default();
+    let Some(adapters) = kiln_engine::probe_adapters() else {
+        return properties.with("used", "no: this build has no backend for Vulkan, Metal and DirectX");
+    };
+    if adapters.is_empty() {
+        return properties.with("adapters", "none: no driver was found");
+    }
+    adapters.iter().fold(properties, |properties, adapter| {
+        let lines = [&adapter.description, &adapter.offers, &adapter.used];
+        properties.with(adapter.device.as_str(), lines.map(String::as_str).join("; "))
+    })
 }
 
 fn cpu() -> Properties {

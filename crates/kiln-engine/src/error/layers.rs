@@ -275,7 +275,9 @@ impl Explain for kiln_ops::Error {
     fn hint(&self) -> Option<Hint> {
         let kiln_ops::Error::Memory { backend, .. } = self else { return None };
         let smaller = hint!["use a smaller size (", Field::Width, ", ", Field::Height, ")"];
-        Some(if backend.starts_with("cuda") {
+        Some(if backend.starts_with("wgpu") {
+            smaller.or(hint!["stream weights with ", Field::VramLimit; "use ", Field::Device.to("cpu")])
+        } else if backend.starts_with("cuda") {
             smaller.or(hint![
                 "stream weights with ", Field::VramLimit;
                 "halve them with ", Field::Dtype.to("fp8");

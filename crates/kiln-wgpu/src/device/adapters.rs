@@ -1,41 +1,11 @@
 //! The adapters of this machine: what they offer, and why one can't be used.
 
-use wgpu::{Backend, DeviceType, Features, Limits};
+use wgpu::{DeviceType, Features, Limits};
 
-use super::resolve;
+use super::future::resolve;
+use crate::api::Api;
 use crate::error::{Error, Result};
 use crate::options::Options;
-
-/// An interface to a GPU's driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
-    /// Vulkan: Linux, Windows, Android.
-    Vulkan,
-    /// Metal: macOS.
-    Metal,
-    /// DirectX 12: Windows.
-    Dx12,
-}
-
-impl Api {
-    /// Its name in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Api::Vulkan => "Vulkan",
-            Api::Metal => "Metal",
-            Api::Dx12 => "DirectX 12",
-        }
-    }
-
-    fn of(backend: Backend) -> Option<Api> {
-        match backend {
-            Backend::Vulkan => Some(Api::Vulkan),
-            Backend::Metal => Some(Api::Metal),
-            Backend::Dx12 => Some(Api::Dx12),
-            _ => None,
-        }
-    }
-}
 
 /// Where an adapter's processor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +48,8 @@ impl AdapterKind {
 /// An adapter: a GPU through one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
+    /// Its number in the list of all.
+    pub number: usize,
     /// Its name.
     pub name: String,
     /// The interface.
@@ -107,6 +79,18 @@ pub struct Adapter {
 /// Lists the adapters of this machine: discrete GPUs first, drivers that compute on the CPU last.
 pub fn adapters() -> Vec<Adapter> {
     enumerate().iter().map(|(_, adapter)| adapter.clone()).collect()
+}
+
+/// Whether this machine may have a GPU. Says so without loading drivers, where the system tells; one that computes on the CPU is none.
+pub fn may_have_gpu() -> bool {
+    if !cfg!(target_os = "linux") {
+        return true;
+    }
+    let has = |folder: &str, start: &str| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(start))
+    };
+    has("/dev/dri", "renderD") || has("/dev", "nvidia0") || has("/dev", "dxg")
 }
 
 /// Returns the adapter that `options` name.
@@ -144,6 +128,9 @@ fn enumerate() -> Vec<(wgpu::Adapter, Adapter)> {
         .collect();
     // Stable: adapters of one kind keep the driver's order.
     all.sort_by_key(|(_, adapter)| adapter.kind);
+    for (number, (_, adapter)) in all.iter_mut().enumerate() {
+        adapter.number = number;
+    }
     all
 }
 
@@ -151,6 +138,7 @@ fn describe(handle: &wgpu::Adapter) -> Option<Adapter> {
     let (info, limits, features) = (handle.get_info(), handle.limits(), handle.features());
     let matrices = handle.cooperative_matrix_properties();
     Some(Adapter {
+        number: 0,
         name: info.name,
         api: Api::of(info.backend)?,
         kind: AdapterKind::of(info.device_type),

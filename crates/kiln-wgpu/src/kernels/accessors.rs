@@ -13,7 +13,12 @@
 //!
 //! A tensor of `words` has `word_x(i)`, and `write_word_y(i, word)`.
 
-use super::template::Access;
+/// How a kernel uses a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
 
 /// What all kernels share.
 pub(super) const SHARED: &str = "

@@ -23,6 +23,9 @@ pub(crate) struct Kernel {
 /// The element types of activations.
 pub(crate) const ACTIVATIONS: &[Value] = &[Word("f32"), Word("bf16")];
 
+/// Bytes of the parameters of a launch: every device allows offsets that are multiples of this.
+pub(crate) const PARAMS_BYTES: usize = 256;
+
 /// Invocations of a workgroup in every kernel: what WebGPU guarantees.
 pub(crate) const WORKGROUP: usize = 256;
 
@@ -51,10 +54,4 @@ fn include(name: &str) -> Option<&'static str> {
         "epilogue" => include_str!("../../kernels/epilogue.wgsl"),
         _ => return None,
     })
-}
-
-/// All kernels, for the test that translates every variant.
-#[cfg(test)]
-pub(crate) fn all() -> Vec<&'static Kernel> {
-    crate::ops::kernels()
 }

@@ -10,10 +10,10 @@ use wgpu::{
     ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 
-use super::template::{Access, Shader};
-use super::{Kernel, Value};
+use super::accessors::Access;
+use super::template::Shader;
+use super::{Kernel, PARAMS_BYTES, Value};
 use crate::device::resolve;
-use crate::queue::PARAMS_BYTES;
 
 /// A compiled kernel.
 pub(crate) struct Pipeline {

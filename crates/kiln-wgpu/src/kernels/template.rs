@@ -14,7 +14,7 @@
 
 use std::fmt::Write as _;
 
-use super::accessors;
+use super::accessors::{self, Access};
 
 /// The value of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,13 +36,6 @@ impl std::fmt::Display for Value {
 
 /// The constants of one specialization.
 pub(crate) type Constants = Vec<(String, Value)>;
-
-/// How a kernel uses a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
 
 /// A kernel's source for one specialization, and what it binds.
 #[derive(Debug)]

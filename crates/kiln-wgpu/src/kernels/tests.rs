@@ -7,6 +7,7 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
 use super::*;
+use crate::ops::kernels;
 
 /// All combinations of the values of a kernel's constants.
 fn variants(kernel: &Kernel) -> Vec<Vec<Value>> {
@@ -53,7 +54,7 @@ fn check(kernel: &Kernel, values: &[Value]) -> Result<(), String> {
 
 #[test]
 fn every_variant_translates_to_spirv_msl_and_hlsl() {
-    let all: Vec<(&Kernel, Vec<Value>)> = all()
+    let all: Vec<(&Kernel, Vec<Value>)> = kernels()
         .into_iter()
         .flat_map(|kernel| variants(kernel).into_iter().map(move |values| (kernel, values)))
         .collect();
@@ -83,7 +84,7 @@ fn distinct(failures: &[String]) -> String {
 
 #[test]
 fn unknown_variants_are_errors() {
-    let kernel = all()[0];
+    let kernel = kernels()[0];
     assert!(kernel.shader(&[]).is_err());
     assert!(kernel.shader(&vec![Word("f64"); kernel.constants.len()]).is_err());
 }

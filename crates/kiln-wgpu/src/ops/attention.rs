@@ -12,7 +12,7 @@ pub(super) const ATTENTION: Kernel = Kernel {
     source: include_str!("../../kernels/attention.wgsl"),
     constants: &[
         ("T", ACTIVATIONS),
-        ("ROWS", &[Number(2), Number(4)]),
+        ("ROWS", &[Number(1), Number(2), Number(4)]),
         ("SLICES", &[Number(1), Number(2), Number(3), Number(4), Number(8), Number(16)]),
     ],
 };
@@ -34,7 +34,11 @@ pub(crate) fn attention(
         return Err(cx.failed(format!("there is no attention for heads of {} columns", size.head_dim)));
     };
     // Wide heads have fewer queries, so that the sums of an invocation fit its registers.
-    let rows = if slices > 4 { 2 } else { 4 };
+    let rows = match size.queries {
+        0..=16 => 1,
+        _ if slices > 4 => 2,
+        _ => 4,
+    };
     let (mask, start, end) = match &spec.mask {
         AttentionMask::None => (0, 0, 0),
         AttentionMask::Causal { valid } => (1, 0, *valid),

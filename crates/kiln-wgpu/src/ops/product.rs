@@ -246,8 +246,11 @@ impl Product<'_> {
             Input::Matrix(x) => (x, &PRODUCT, "matrix"),
             Input::Image(x, _) => (x, &CONVOLUTION, "image"),
         };
-        // Large tiles need enough work for all processors, and a CPU has few registers.
-        let large = rows >= 512 && part.rows >= 512 && cx.gpu().adapter.kind != AdapterKind::Cpu;
+        // Large tiles need enough work for all processors; a CPU has few, and its accesses of workgroup memory are slow.
+        let large = match cx.gpu().adapter.kind {
+            AdapterKind::Cpu => rows > 64,
+            _ => rows >= 512 && part.rows >= 512,
+        };
         let (each, width) = match (few, large) {
             (true, _) => (1, 64),
             (_, false) => (4, 64),

@@ -154,11 +154,7 @@ fn choose_model(args: &mut BenchArgs, device: Device) {
 }
 
 fn name(device: Device) -> String {
-    match device {
-        Device::Auto => "auto".into(),
-        Device::Cpu => "cpu".into(),
-        Device::Cuda(number) => format!("cuda:{number}"),
-    }
+    device.to_string()
 }
 
 /// The result, or a line about the problem.

@@ -128,8 +128,8 @@ fn is_about_memory(error: &kiln_train::Error) -> bool {
 /// The session's device, if the training fits there beside the models that are loaded.
 fn share(session: &Session, training: &PreparedTraining) -> Option<SharedDevice> {
     let device = match training.job.machine.device {
-        Device::Cuda(number) => format!("cuda:{number}"),
-        Device::Cpu | Device::Auto => "cpu".into(),
+        Device::Auto => Device::Cpu.to_string(),
+        device => device.to_string(),
     };
     session.share(&training.needs(&device)).unwrap_or_else(|error| {
         tracing::warn!("the models of image jobs are unloaded for a training: {error}");

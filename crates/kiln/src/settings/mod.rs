@@ -80,7 +80,7 @@ pub const KEYS: [Key; 11] = [
     },
     Key {
         name: "device",
-        about: "auto, cpu, cuda or cuda:N",
+        about: Device::NAMES,
         variable: None,
         default: || "auto".into(),
         read: |settings, text| Device::parse(text).map(|device| settings.device = Some(device)),
