@@ -156,17 +156,28 @@ fn describe(handle: &wgpu::Adapter) -> Option<Adapter> {
 
 /// What an adapter lacks of the limits that the kernels need: those that WebGPU guarantees.
 pub(super) fn missing(limits: &Limits) -> Option<String> {
-    let needed = Limits::defaults();
-    let lacks = |what: &str, found: u64, needed: u64| {
-        (found < needed).then(|| format!("it has {found} {what}, Kiln needs {needed}"))
+    let of = |limits: &Limits| {
+        [
+            ("storage buffers per kernel", limits.max_storage_buffers_per_shader_stage.into()),
+            ("bytes of workgroup memory", limits.max_compute_workgroup_storage_size.into()),
+            ("invocations per workgroup", limits.max_compute_invocations_per_workgroup.into()),
+            ("workgroups per dimension", limits.max_compute_workgroups_per_dimension.into()),
+            ("bytes per binding", limits.max_storage_buffer_binding_size),
+        ]
     };
-    let all: [(&str, fn(&Limits) -> u64); 6] = [
-        ("storage buffers per kernel", |l| l.max_storage_buffers_per_shader_stage.into()),
-        ("bytes of workgroup memory", |l| l.max_compute_workgroup_storage_size.into()),
-        ("invocations per workgroup", |l| l.max_compute_invocations_per_workgroup.into()),
-        ("invocations per workgroup in x", |l| l.max_compute_workgroup_size_x.into()),
-        ("workgroups per dimension", |l| l.max_compute_workgroups_per_dimension.into()),
-        ("bytes per binding", |l| l.max_storage_buffer_binding_size),
-    ];
-    all.iter().find_map(|(what, of)| lacks(what, of(limits), of(&needed)))
+    let pairs = of(limits).into_iter().zip(of(&Limits::defaults()));
+    let lacking = pairs.into_iter().find(|((_, found), (_, needed)): &((_, u64), (_, u64))| found < needed);
+    lacking.map(|((what, found), (_, needed))| format!("it has {found} {what}, Kiln needs {needed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_below_the_limits_of_webgpu_are_refused_with_the_reason() {
+        assert_eq!(missing(&Limits::defaults()), None);
+        let reason = missing(&Limits::downlevel_defaults());
+        assert_eq!(reason.as_deref(), Some("it has 4 storage buffers per kernel, Kiln needs 8"));
+    }
 }

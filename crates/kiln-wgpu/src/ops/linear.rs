@@ -1,12 +1,13 @@
 //! Linear layers: the product with the weight, then the thin products of LoRA deltas, added to its result.
 
 use std::array;
+use std::ops::Range;
 
 use kiln_ops::{Result, RowGroups, Tensor, shapes};
 use kiln_tensor::{DType, Rotation};
 
 use super::movement::concat_columns;
-use super::product::{Input, Output, Product};
+use super::product::{Gate, Input, Output, Product};
 use super::quantize::{Quantized, quantize_rows, rotate_rows};
 use crate::context::Context;
 use crate::tensor::WgpuTensor;
@@ -86,14 +87,16 @@ fn layer(
         accumulate: false,
         scale: 1.0,
     };
-    let by_gate =
-        |run: &dyn Fn(Option<(&WgpuTensor, usize)>, std::ops::Range<usize>) -> Result<()>| match gate {
-            None => run(None, 0..rows),
-            Some((gate, groups)) => {
-                groups.ranges().enumerate().try_for_each(|(group, rows)| run(Some((gate, group)), rows))
-            }
-        };
-    by_gate(&|gate, rows| Product { gate, ..product }.run(cx, &matrix.parts, outputs, rows))?;
+    // Rows with the same gate are one launch.
+    let pieces: Vec<(Option<Gate<'_>>, Range<usize>)> = match gate {
+        None => vec![(None, 0..rows)],
+        Some((gate, groups)) => {
+            groups.ranges().enumerate().map(|(group, rows)| (Some((gate, group)), rows)).collect()
+        }
+    };
+    for (gate, rows) in &pieces {
+        Product { gate: *gate, ..product }.run(cx, &matrix.parts, outputs, rows.clone())?;
+    }
     for delta in w.deltas.iter() {
         let low = WgpuTensor::new(cx, [rows, delta.rank], DType::F32)?;
         let plain = Product { row_scales: None, columns: None, residual: None, ..product };
@@ -106,7 +109,9 @@ fn layer(
             scale: delta.scale,
             ..plain
         };
-        by_gate(&|gate, rows| Product { gate, ..up }.run(cx, &delta.up, outputs, rows))?;
+        for (gate, rows) in &pieces {
+            Product { gate: *gate, ..up }.run(cx, &delta.up, outputs, rows.clone())?;
+        }
     }
     Ok(())
 }

@@ -98,6 +98,9 @@ pub(super) struct Patches {
     pub upsample: bool,
 }
 
+/// `[groups, out]`, and the group of some rows.
+pub(super) type Gate<'a> = (&'a WgpuTensor, usize);
+
 /// A product and what happens to its sums (`epilogue.wgsl`).
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
@@ -108,8 +111,7 @@ pub(super) struct Product<'a> {
     pub out: usize,
     pub columns: Option<&'a Columns>,
     pub row_scales: Option<&'a WgpuTensor>,
-    /// `[groups, out]`, and the group.
-    pub gate: Option<(&'a WgpuTensor, usize)>,
+    pub gate: Option<Gate<'a>>,
     pub residual: Option<&'a WgpuTensor>,
     /// Whether the sums are added to the result so far.
     pub accumulate: bool,
@@ -248,7 +250,7 @@ impl Product<'_> {
         };
         // Large tiles need enough work for all processors; a CPU has few, and its accesses of workgroup memory are slow.
         let large = match cx.gpu().adapter.kind {
-            AdapterKind::Cpu => rows > 64,
+            AdapterKind::Cpu => rows > 64 && part.rows > 64,
             _ => rows >= 512 && part.rows >= 512,
         };
         let (each, width) = match (few, large) {
