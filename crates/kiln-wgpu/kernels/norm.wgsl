@@ -23,7 +23,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let mean = sum_of_all(lane, sum) / size;
     sum = 0.0;
-    #else
+    #elif OP == rms_norm
     let mean = 0.0;
     #end
     for (var i = lane; i < params.columns; i += 256u) {

@@ -1,16 +1,29 @@
-// x · Wᵀ, with an epilogue: tiles of 16·TM rows and 64·QUADS columns go through workgroup memory, an invocation keeps the sums of
-// TM rows and QUADS groups of four columns in registers. Sums run over `inner` in order, in f32.
+// x · Wᵀ, with an epilogue: tiles of both operands go through workgroup memory, an invocation keeps the sums of TM rows and QUADS
+// groups of four columns in registers, and LANES invocations are side by side. Sums run over `inner` in order, in f32.
+//
+// TILE: few rows (16 × 64), small (64 × 64), large (128 × 128), or narrow (256 × 32).
 //
 // INPUT: matrix, or image: the rows are the pixels of a convolution's result, and `inner` the taps' channels, which are read from
 // the image without writing the matrix down.
-#if TM == 1
+#if TILE == few
+#let TM 1
 #let QUADS 1
+#let LANES 16
 #let BK 16
-#elif TM == 4
+#elif TILE == small
+#let TM 4
 #let QUADS 1
+#let LANES 16
 #let BK 16
-#else
+#elif TILE == large
+#let TM 8
 #let QUADS 2
+#let LANES 16
+#let BK 8
+#else
+#let TM 8
+#let QUADS 1
+#let LANES 8
 #let BK 8
 #end
 #params rows, inner, outputs, stride, tile, first_column, all_columns, y_stride, y_column, flags, scale: f32
@@ -28,10 +41,14 @@
 #include weights
 #include epilogue
 
-const BM = 16u * TM;
-const BN = 64u * QUADS;
+const BM = 256u / LANES * TM;
+// Columns from one group of four of an invocation to the next.
+const SPREAD = 4u * LANES;
+const BN = SPREAD * QUADS;
 // Vectors of four that cover a tile's inner size.
 const STEPS = BK / 4u;
+// Rows of a tile that all invocations load at once.
+const LOADED = 256u / STEPS;
 
 var<workgroup> x_tile: array<f32, BM * BK>;
 var<workgroup> w_tile: array<f32, BN * BK>;
@@ -96,8 +113,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (first_n >= params.outputs) {
         return;
     }
-    let lane_m = lane / 16u * TM;
-    let lane_n = lane % 16u * 4u;
+    let lane_m = lane / LANES * TM;
+    let lane_n = lane % LANES * 4u;
     let load_row = lane / STEPS;
     let load_k = lane % STEPS * 4u;
     #for i in 0..TM
@@ -108,26 +125,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var start = 0u; start < params.inner; start += BK) {
         let k = start + load_k;
         workgroupBarrier();
-        if (load_row < BM) {
+        for (var row = load_row; row < BM; row += LOADED) {
             var values = vec4<f32>();
-            if (first_m + load_row < params.rows && k < params.inner) {
-                values = input4(first_m + load_row, k);
+            if (first_m + row < params.rows && k < params.inner) {
+                values = input4(first_m + row, k);
             }
             #for c in 0..4
-            x_tile[(load_k + {c}u) * BM + load_row] = values[{c}];
+            x_tile[(load_k + {c}u) * BM + row] = values[{c}];
             #end
         }
-        var weights = vec4<f32>();
-        if (first_n + load_row < params.outputs && k < params.inner) {
-            weights = weight4(first_n + load_row, k);
+        for (var row = load_row; row < BN; row += LOADED) {
+            var weights = vec4<f32>();
+            if (first_n + row < params.outputs && k < params.inner) {
+                weights = weight4(first_n + row, k);
+            }
+            #for c in 0..4
+            w_tile[(load_k + {c}u) * BN + row] = weights[{c}];
+            #end
         }
-        #for c in 0..4
-        w_tile[(load_k + {c}u) * BN + load_row] = weights[{c}];
-        #end
         workgroupBarrier();
         for (var inner = 0u; inner < BK; inner++) {
             #for q in 0..QUADS
-            let at_{q} = inner * BN + {q}u * 64u + lane_n;
+            let at_{q} = inner * BN + {q}u * SPREAD + lane_n;
             let w_{q} = vec4<f32>(w_tile[at_{q}], w_tile[at_{q} + 1u], w_tile[at_{q} + 2u], w_tile[at_{q} + 3u]);
             #end
             #for i in 0..TM
@@ -140,8 +159,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     #for i in 0..TM
     #for q in 0..QUADS
-    finish2(first_m + lane_m + {i}u, first_n + {q}u * 64u + lane_n, sums_{i}_{q}.xy);
-    finish2(first_m + lane_m + {i}u, first_n + {q}u * 64u + lane_n + 2u, sums_{i}_{q}.zw);
+    finish2(first_m + lane_m + {i}u, first_n + {q}u * SPREAD + lane_n, sums_{i}_{q}.xy);
+    finish2(first_m + lane_m + {i}u, first_n + {q}u * SPREAD + lane_n + 2u, sums_{i}_{q}.zw);
     #end
     #end
 }

@@ -27,7 +27,7 @@ fn listed(family: &str) -> [BTreeSet<PathBuf>; 2] {
 /// All files of the code that operations are part of, without tests.
 fn sources() -> Vec<PathBuf> {
     let mut folders = vec![root().join("tools/cuda")];
-    for name in ["ops", "cpu", "cuda", "conformance"] {
+    for name in ["ops", "cpu", "cuda", "wgpu", "conformance"] {
         let of = |folder| root().join(format!("crates/kiln-{name}/{folder}"));
         folders.extend(["src", "kernels", "examples"].map(of).into_iter().filter(|folder| folder.is_dir()));
     }

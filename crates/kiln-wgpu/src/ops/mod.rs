@@ -14,21 +14,17 @@ mod reduce;
 mod rope;
 mod transfer;
 
-pub(crate) use attention::attention;
-pub(crate) use conv::conv2d;
-pub(crate) use elementwise::{activation, add, add_scaled, affine, blend_rows, guide, lerp, swiglu};
-pub(crate) use group_norm::group_norm;
-pub(crate) use linear::{linear, linear_gated_add, linear_split};
-pub(crate) use movement::{
-    cast, concat_columns, concat_rows, depth_to_space, reshape, slice_rows, space_to_depth, write_rows,
-};
-pub(crate) use norm::{ada_layer_norm, rms_norm};
-pub(crate) use quantize::{Quantized, quantize_rows};
-pub(crate) use reduce::relative_l1;
-pub(crate) use rope::norm_rope;
-pub(crate) use transfer::{
-    download, download_async, download_bytes, download_bytes_async, fence, synchronize, upload,
-};
+pub(crate) use attention::*;
+pub(crate) use conv::*;
+pub(crate) use elementwise::*;
+pub(crate) use group_norm::*;
+pub(crate) use linear::*;
+pub(crate) use movement::*;
+pub(crate) use norm::*;
+pub(crate) use quantize::*;
+pub(crate) use reduce::*;
+pub(crate) use rope::*;
+pub(crate) use transfer::*;
 
 pub(crate) use crate::weight::{load_conv, load_weight, with_deltas};
 

@@ -15,8 +15,8 @@ use crate::weight::{Columns, Part};
 
 const SOURCE: &str = include_str!("../../kernels/product.wgsl");
 
-/// Rows of an invocation; a tile has sixteen times as many.
-const TILES: &[Value] = &[Number(1), Number(4), Number(8)];
+/// The tiles of `product.wgsl`.
+const TILES: &[Value] = &[Word("few"), Word("small"), Word("large"), Word("narrow")];
 
 pub(super) const PRODUCT: Kernel = Kernel {
     name: "product",
@@ -50,7 +50,7 @@ pub(super) const PRODUCT: Kernel = Kernel {
                 Word("int8"),
             ],
         ),
-        ("TM", TILES),
+        ("TILE", TILES),
         ("INPUT", &[Word("matrix")]),
     ],
 };
@@ -62,7 +62,7 @@ pub(super) const CONVOLUTION: Kernel = Kernel {
         ("X", ACTIVATIONS),
         ("Y", ACTIVATIONS),
         ("W", &[Word("f32"), Word("bf16"), Word("f16")]),
-        ("TM", TILES),
+        ("TILE", TILES),
         ("INPUT", &[Word("image")]),
     ],
 };
@@ -253,13 +253,13 @@ impl Product<'_> {
             AdapterKind::Cpu => rows > 64 && part.rows > 64,
             _ => rows >= 512 && part.rows >= 512,
         };
-        let (each, width) = match (few, large) {
-            (true, _) => (1, 64),
-            (_, false) => (4, 64),
-            (_, true) => (8, 128),
+        let (tile, size) = match (few, part.rows <= 32 && rows >= 256) {
+            (true, _) => ("few", [16, 64]),
+            (_, true) => ("narrow", [256, 32]),
+            _ if large => ("large", [128, 128]),
+            _ => ("small", [64, 64]),
         };
-        let values = vec![x.element(), y, Word(part.format), Number(each), Word(input)];
-        (kernel, values, [16 * each as usize, width])
+        (kernel, vec![x.element(), y, Word(part.format), Word(tile), Word(input)], size)
     }
 
     fn flags(&self) -> Param {
