@@ -208,16 +208,13 @@ pub fn with_backend<V: BackendVisitor>(settings: &Settings, visitor: V) -> Resul
 
 impl AnyBackend {
     /// Chooses the backend for a model. `auto` takes an NVIDIA GPU if the model runs with its free bytes of memory, as `fits`
-    /// says with the reason if not, or any GPU if a memory limit is set; then a discrete GPU through wgpu. The note says why a GPU or a limit is not used.
+    /// says with the reason if not, or any GPU if a memory limit is set. The note says why a GPU or a limit is not used.
     pub fn for_model(
         settings: &Settings,
         fits: impl Fn(u64) -> Result<(), String>,
     ) -> Result<(AnyBackend, Option<String>)> {
         let (gpu, note) = match settings.device {
-            Device::Auto => match find_cuda(&fits, settings) {
-                (None, note) => find_adapter(&fits, settings, note),
-                found => found,
-            },
+            Device::Auto => find_cuda(&fits, settings),
             _ => (None, None),
         };
         let chosen = gpu.map_or_else(|| AnyBackend::new(settings), Ok)?;
@@ -437,41 +434,6 @@ fn wgpu(api: Option<GpuApi>, number: usize, settings: &Settings) -> Result<AnyBa
 fn wgpu(_: Option<GpuApi>, _: usize, _: &Settings) -> Result<AnyBackend> {
     let what = "this build of Kiln has no backend for Vulkan, Metal and DirectX";
     Err(Error::refused(ErrorKind::Device, what).with_hint(use_the_cpu()))
-}
-
-/// Returns the first discrete GPU that is used through Vulkan, Metal or DirectX; else `note`.
-#[cfg(feature = "wgpu")]
-fn find_adapter(
-    fits: impl Fn(u64) -> Result<(), String>,
-    settings: &Settings,
-    note: Option<String>,
-) -> (Option<AnyBackend>, Option<String>) {
-    // Drivers are not loaded where there is no GPU. One that CUDA could not use has a note, which says what to do.
-    if note.is_some() || !kiln_wgpu::may_have_gpu() {
-        return (None, note);
-    }
-    let is_usable = |adapter: &kiln_wgpu::Adapter| {
-        adapter.kind == kiln_wgpu::AdapterKind::Discrete && adapter.unusable.is_none()
-    };
-    let Some(adapter) = kiln_wgpu::adapters().into_iter().find(is_usable) else { return (None, None) };
-    match wgpu(None, adapter.number, settings) {
-        Ok(backend) => match fits(backend.vram().unwrap_or(0)) {
-            Err(why) if settings.vram_limit.is_none() => {
-                (None, Some(format!("the GPU is not used: {why} ({})", adapter.name)))
-            }
-            _ => (Some(backend), None),
-        },
-        Err(e) => (None, Some(format!("the GPU is not used: {e}"))),
-    }
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn find_adapter(
-    _: impl Fn(u64) -> Result<(), String>,
-    _: &Settings,
-    note: Option<String>,
-) -> (Option<AnyBackend>, Option<String>) {
-    (None, note)
 }
 
 /// Returns the first NVIDIA GPU if the model runs with its free memory; else a note that says why not, if there is one.

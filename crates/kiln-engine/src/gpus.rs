@@ -109,7 +109,7 @@ pub struct AdapterInfo {
     pub description: String,
     /// What it offers: limits and optional features.
     pub offers: String,
-    /// Whether `auto` may take it, and why if not.
+    /// Whether it can be used, and why not.
     pub used: String,
 }
 
@@ -138,7 +138,7 @@ pub fn probe_adapters() -> Option<Vec<AdapterInfo>> {
         }
         let used = match (&adapter.unusable, adapter.kind) {
             (Some(reason), _) => format!("not used: {reason}"),
-            (None, AdapterKind::Discrete) => "used by --device, and by auto where CUDA is not".into(),
+            (None, AdapterKind::Discrete) => "used by --device alone: not yet tested on such GPUs".into(),
             (None, AdapterKind::Cpu) => "used by --device alone: the CPU backend is faster".into(),
             (None, _) => "used by --device alone: it may be slower than the CPU".into(),
         };

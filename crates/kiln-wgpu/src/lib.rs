@@ -35,7 +35,7 @@ mod weight;
 
 pub use api::Api;
 pub use backend::WgpuBackend;
-pub use device::{Adapter, AdapterKind, adapters, may_have_gpu};
+pub use device::{Adapter, AdapterKind, adapters};
 pub use error::{Error, Result};
 pub use options::Options;
 pub use tensor::WgpuTensor;

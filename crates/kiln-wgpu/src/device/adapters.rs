@@ -81,18 +81,6 @@ pub fn adapters() -> Vec<Adapter> {
     enumerate().iter().map(|(_, adapter)| adapter.clone()).collect()
 }
 
-/// Whether this machine may have a GPU. Says so without loading drivers, where the system tells; one that computes on the CPU is none.
-pub fn may_have_gpu() -> bool {
-    if !cfg!(target_os = "linux") {
-        return true;
-    }
-    let has = |folder: &str, start: &str| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(start))
-    };
-    has("/dev/dri", "renderD") || has("/dev", "nvidia0") || has("/dev", "dxg")
-}
-
 /// Returns the adapter that `options` name.
 pub(super) fn choose(options: &Options) -> Result<(wgpu::Adapter, Adapter)> {
     let all = enumerate();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use wgpu::{ExperimentalFeatures, Features, Limits, MemoryHints};
 
-pub use adapters::{Adapter, AdapterKind, adapters, may_have_gpu};
+pub use adapters::{Adapter, AdapterKind, adapters};
 pub(crate) use faults::{Fault, Faults};
 pub(crate) use future::resolve;
 pub(crate) use memory::{DeviceBuffer, DeviceMemory};

@@ -11,8 +11,8 @@ const MAX_THREADS: i64 = Settings::MAX_THREADS as i64;
 #[command(next_help_heading = "Machine")]
 pub struct MachineArgs {
     /// Device: auto, cpu, cuda or cuda:N, or any GPU by wgpu, vulkan, metal or dx12, with :N for another than the first;
-    /// auto is an NVIDIA GPU with enough memory for the model, then another discrete GPU, else the CPU; in `bench` it
-    /// is the CPU. `serve` and `worker` take several, such as cuda:0,cuda:1, and generate on all of them [default: auto]
+    /// auto is an NVIDIA GPU with enough memory for the model, else the CPU; in `bench` it is the CPU. `serve` and
+    /// `worker` take several, such as cuda:0,cuda:1, and generate on all of them [default: auto]
     #[arg(long, value_name = "DEVICE", value_parser = Device::parse, value_delimiter = ',')]
     pub device: Vec<Device>,
 
