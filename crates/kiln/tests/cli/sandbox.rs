@@ -71,6 +71,8 @@ impl Sandbox {
         command.env("LOCALAPPDATA", self.path("data"));
         command.env("HF_HOME", self.path("data/hf")).env_remove("HF_HUB_CACHE").env_remove("HF_TOKEN");
         command.env("KILN_CONFIG", self.path("config.toml"));
+        // Without one, Mesa's Vulkan drivers print an error.
+        command.env("XDG_RUNTIME_DIR", self.folder.path());
         command.env("KILN_CACHE_DIR", self.cache.path()).env_remove("KILN_CACHE_MB");
         command
     }
